@@ -1,0 +1,1 @@
+"""Typed decisions with probabilities from open-weight language models."""

@@ -55,13 +55,14 @@ def test_a_second_call_converts_nothing(home: Path, folder: Path) -> None:
     ("text", "ids"),
     [
         ("<|im_start|>user\nHi<|im_end|>\n", [1, 4093, 198, 26843, 2, 198]),
-        ("order 12345", [2064, 216, 33, 34, 35, 36, 37]),  # digits stand alone
-        ("Yes", [10407]),
-        ("naïve café", [4434, 42880, 324, 43645]),
-        ("日本", [31171, 235, 42113]),
+        ("order 12345", [2559, 216, 33, 34, 35, 36, 37]),  # digits stand alone
+        ("Yes", [10539]),
+        ("naïve café", [3546, 46494, 37366]),
+        ("日本", [23274, 115, 40993]),
     ],
 )
 def test_token_ids_are_those_of_the_original(folder: Path, text: str, ids: list[int]) -> None:
+    """Expected: the file's vocabulary and merges through Transformers' GPT2Tokenizer, digits cut out by hand before."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -88,7 +89,7 @@ def test_transformers_loads_it_whole_and_it_knows_the_capital_of_france(folder: 
     assert logits.softmax(-1).max().item() == pytest.approx(PARIS, abs=1e-3)
 
 
-PARIS = 0.0  # from Transformers in float32 on the reference conversion
+PARIS = 0.9524  # from Transformers in float32 on the reference conversion
 
 
 def test_two_processes_at_once_convert_once(tmp_path: Path) -> None:

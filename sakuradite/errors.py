@@ -2,6 +2,7 @@
 
     SakuraditeError
     ├── MissingExtraError     a part of the package that was not installed
+    ├── ClosedError           the client was closed, before the call or during it
     ├── TransportError        no complete answer came: connection, time-out, truncated stream
     └── APIError              an answer that says no; one subclass for each code of the contract
         ├── ConfigurationError, InvalidRequestError                              400
@@ -66,6 +67,10 @@ class MissingExtraError(SakuraditeError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.purpose, self.extra)
+
+
+class ClosedError(SakuraditeError):
+    """The client was closed, before the call or during it. A closed client cannot be reopened."""
 
 
 class TransportError(SakuraditeError):

@@ -88,9 +88,14 @@ def render(content: Content) -> str:
     if isinstance(content, str):
         return checked_text(content)
     try:
-        return orjson.dumps(_plain(content, 1)).decode()
+        return orjson.dumps(plain(content)).decode()
     except orjson.JSONEncodeError as error:
         raise ValueError("not JSON: text with a lone surrogate, or a value of another type") from error
+
+
+def plain(value: Any) -> Any:
+    """The value as orjson can write it, integers of any size included. Raises ValueError as `render` promises."""
+    return _plain(value, 1)
 
 
 def checked_text(text: str) -> str:

@@ -56,7 +56,7 @@ class Options:
 
 def options_of(model: str) -> Options:
     """The options in a fake model's name. Raises ConfigurationError for one that does not exist."""
-    kinds = {f.name: type(f.default) for f in fields(Options)}
+    kinds: dict[str, type] = {f.name: type(f.default) for f in fields(Options)}
     values: dict[str, Any] = {}
     for name, text in parse_qsl(model.partition("?")[2], keep_blank_values=True):
         if name not in kinds:

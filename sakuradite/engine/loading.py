@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import platform
 import sys
@@ -41,26 +42,24 @@ def load(config: ModelConfig, checkpoint: Path | None) -> tuple[Tokenizer, Backe
 
 def _runtime(config: ModelConfig, checkpoint: Path) -> Backend:
     """The backend that the configuration names; `auto` prefers MLX on Apple Silicon, else PyTorch (R10.3)."""
-    name = config.backend
-    torch, mlx = (importlib.util.find_spec(module) is not None for module in ("torch", "mlx_lm"))
-    if name == "auto":
-        apple = sys.platform == "darwin" and platform.machine() == "arm64"
-        name = "mlx" if mlx and (apple or not torch) else "torch"
-        if name == "mlx" and torch:
-            from sakuradite.engine.mlx import load as load_mlx
+    there = [name for name, module in (("mlx", "mlx_lm"), ("torch", "torch")) if importlib.util.find_spec(module)]
+    if config.backend != "auto":
+        if config.backend not in there:
+            raise MissingExtraError(f"backend={config.backend!r}", config.backend)
+        return _load_with(config.backend, config, checkpoint)
+    if not there:
+        raise MissingExtraError("running a model in this process", "torch")
+    if there == ["mlx", "torch"]:
+        if not (sys.platform == "darwin" and platform.machine() == "arm64"):
+            return _load_with("torch", config, checkpoint)
+        try:
+            return _load_with("mlx", config, checkpoint)
+        except UnsupportedModelError:  # a checkpoint that MLX cannot run is torch's
+            return _load_with("torch", config, checkpoint)
+    return _load_with(there[0], config, checkpoint)
 
-            try:
-                return load_mlx(config, checkpoint)
-            except UnsupportedModelError:
-                name = "torch"  # a checkpoint that MLX cannot run is torch's
-    if name == "mlx":
-        if not mlx:
-            raise MissingExtraError("the MLX backend", "mlx")
-        from sakuradite.engine.mlx import load as load_mlx
 
-        return load_mlx(config, checkpoint)
-    if not torch:
-        raise MissingExtraError("the PyTorch backend", "torch")
-    from sakuradite.engine.torch import load as load_torch
-
-    return load_torch(config, checkpoint)
+def _load_with(name: str, config: ModelConfig, checkpoint: Path) -> Backend:
+    runtime = importlib.import_module(f"sakuradite.engine.{name}")
+    backend: Backend = runtime.load(config, checkpoint)
+    return backend

@@ -85,7 +85,7 @@ def frame_of(source: str, special_tokens: Mapping[str, str]) -> Frame:
     def render(*turns: Any, prompt: bool) -> str:
         messages = [{"role": role, "content": text} for role, text in zip(("user", "assistant"), turns, strict=False)]
         values = {"tools": None, "documents": None, **special_tokens, **switches}
-        return template.render(messages=messages, add_generation_prompt=prompt, **values)
+        return str(template.render(messages=messages, add_generation_prompt=prompt, **values))
 
     reason = "the user's text does not come out exactly once"
     for content in (MARK, [{"type": "text", "text": MARK}]):
@@ -131,7 +131,7 @@ def _environment() -> Any:
     class Generation(jinja2.ext.Extension):
         """`{% generation %}` marks the reply for training; here its body is written as it is."""
 
-        tags = frozenset({"generation"})
+        tags = set(("generation",))  # noqa: C405, RUF012  (the base class wants a set)
 
         def parse(self, parser: Any) -> Any:
             line = next(parser.stream).lineno

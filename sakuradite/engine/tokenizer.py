@@ -27,7 +27,7 @@ class Tokenizer(Protocol):
     warnings: tuple[str, ...]
 
     def opening(self, text: str) -> list[int]:
-        """The tokens of text of ours that starts a prompt, markers being control tokens, with one BOS where one is due."""
+        """The tokens of text of ours that starts a prompt, markers being control tokens; one BOS where one is due."""
 
     def control(self, texts: Sequence[str]) -> list[list[int]]:
         """The tokens of text of ours that goes on inside a prompt, markers in it being control tokens."""

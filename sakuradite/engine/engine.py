@@ -58,6 +58,11 @@ class Engine:
         """Prompt tokens of compiled questions that have no answer yet."""
         return self._worker.tokens
 
+    @property
+    def alive(self) -> bool:
+        """Whether the worker thread runs; when it does not, this engine never answers again."""
+        return self._worker.alive
+
     async def start(self) -> ModelCapabilities:
         """Load the model on its thread and probe it. Raises what kept it from loading, with its own class."""
         self._loop = asyncio.get_running_loop()

@@ -73,6 +73,11 @@ class Worker:
         if self._thread.ident is not None:
             self._thread.join()
 
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs. It never ends by itself while the model is wanted."""
+        return self._thread.is_alive()
+
     def _run(self) -> None:
         backend: Backend | None = None
         try:

@@ -1,0 +1,242 @@
+"""The caller's side of a model: requests that wait at the same moment go out in one gRPC call, rows come back as ready.
+
+Used by the router and by embedded clients alike. Belongs to the event loop in which it is made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from sakuradite.errors import (
+    APIError,
+    InternalError,
+    ReplicaUnavailableError,
+    RequestTimeoutError,
+    error_from_record,
+)
+from sakuradite.records import Outcome, RequestRecord, RowFailure, pack_request, unpack_outcomes
+
+log = logging.getLogger(__name__)
+
+MAX_CALL_BYTES = 3 << 20
+"""A call by gRPC holds up to this much (Ray's limit is 4 MB, its envelope included); above it goes by reference."""
+MAX_CALL_REQUESTS = 64
+"""Of one call, so that several replicas get their share."""
+FREE_CALLS = 2
+"""With fewer calls than this in flight a request goes out at once."""
+JOIN_SECONDS = 0.002
+"""Otherwise it waits for the end of a call, at most this long: at full load a call then carries many requests."""
+GRACE_SECONDS = 2.0
+"""The replica keeps the deadline; past it by this much the caller gives up on the replica."""
+RETRY_AFTER_SECONDS = 5.0
+
+MODEL_DEPLOYMENT = "Model"
+
+
+class _Ticket:
+    """One request on its way. Outcomes wait here until the reader takes them: no more than one per row."""
+
+    __slots__ = ("attempts", "failure", "key", "outcomes", "packet", "rows_left", "size", "wake")
+
+    def __init__(self, key: str, request: RequestRecord) -> None:
+        self.key = key
+        self.packet = pack_request(request)
+        self.size = len(self.packet[0]) + sum(map(len, self.packet[1]))
+        self.rows_left = set(range(len(request.questions)))
+        self.outcomes: list[Outcome] = []
+        self.failure: APIError | None = None
+        self.wake: asyncio.Future[None] | None = None
+        self.attempts = 0
+
+    def deliver(self, outcomes: list[Outcome]) -> None:
+        """Take over what is new; after a retry rows come a second time."""
+        for outcome in outcomes:
+            if outcome.row in self.rows_left:
+                self.rows_left.discard(outcome.row)
+                self.outcomes.append(outcome)
+            elif outcome.row < 0 and isinstance(outcome, RowFailure):
+                self.failure = error_from_record(outcome.error)
+        self._wake()
+
+    def fail(self, error: APIError) -> None:
+        self.failure = error
+        self._wake()
+
+    @property
+    def done(self) -> bool:
+        return self.failure is not None or not self.rows_left
+
+    def _wake(self) -> None:
+        if self.wake is not None and not self.wake.done():
+            self.wake.set_result(None)
+
+
+class ModelCalls:
+    """Decide with the replicas of one deployed model."""
+
+    def __init__(self, application: str, timeout: float, cold_start: str = "wait") -> None:
+        """`timeout` in seconds for requests that bring none. Must be called inside the event loop that will use it."""
+        from ray import serve
+
+        handle: Any = serve.get_deployment_handle(MODEL_DEPLOYMENT, application)
+        # In our own loop: Serve's own would be a thread and two hops away.
+        handle._init(_run_router_in_separate_loop=False)
+        streaming = handle.options(stream=True, method_name="decide_many")
+        self._by_grpc = streaming.options(_by_reference=False)
+        self._by_reference = streaming.options(_by_reference=True)
+        self._handle = handle
+        self._describe = handle.options(method_name="describe", _by_reference=False)
+        self._timeout, self._cold_start = timeout, cold_start
+        self._loop = asyncio.get_running_loop()
+        self._waiting: list[_Ticket] = []
+        self._calls: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._cancelled: list[str] = []
+        self._numbers = itertools.count()
+        self._name = f"{os.getpid():x}-{id(self):x}"
+
+    async def decide(self, request: RequestRecord) -> AsyncGenerator[list[Outcome]]:
+        """Outcomes in groups as batches finish, each row exactly once; closing it early cancels what has not started.
+
+        Raises the request's own failure, RequestTimeoutError, or ReplicaUnavailableError.
+        """
+        if self._cold_start == "reject" and running_replicas(self._handle) == 0:
+            raise ReplicaUnavailableError("no replica of the model is up", retry_after=RETRY_AFTER_SECONDS)
+        allowed = request.timeout if request.timeout is not None else self._timeout
+        deadline = self._loop.time() + allowed + GRACE_SECONDS
+        # Callers may choose equal request ids, so the call has keys of its own.
+        ticket = _Ticket(f"{self._name}-{next(self._numbers)}", request)
+        self._waiting.append(ticket)
+        self._send()
+        try:
+            while True:
+                while not ticket.outcomes and not ticket.done:
+                    await self._wake(ticket, deadline, allowed)
+                if ticket.outcomes:
+                    group, ticket.outcomes = ticket.outcomes, []
+                    yield group
+                elif ticket.failure is not None:
+                    raise ticket.failure
+                else:
+                    return
+        finally:
+            if not ticket.done:
+                self._cancel(ticket)
+
+    async def describe(self) -> dict[str, Any]:
+        """What one replica says of itself: see `Model.describe`."""
+        answer: dict[str, Any] = await self._describe.remote()
+        return answer
+
+    async def close(self) -> None:
+        """Fail what is still waiting and end the calls."""
+        self._fail(self._waiting, ReplicaUnavailableError("the model is being unloaded"))
+        self._waiting = []
+        if self._timer is not None:
+            self._timer.cancel()
+        for call in list(self._calls):
+            call.cancel()
+        await asyncio.gather(*self._calls, return_exceptions=True)
+        await self._handle.shutdown_async() if hasattr(self._handle, "shutdown_async") else None
+
+    async def _wake(self, ticket: _Ticket, deadline: float, allowed: float) -> None:
+        ticket.wake = self._loop.create_future()
+        timer = self._loop.call_at(deadline, ticket.fail, RequestTimeoutError(f"no answer within {allowed:g} s"))
+        try:
+            await ticket.wake
+        finally:
+            timer.cancel()
+            ticket.wake = None
+
+    def _send(self) -> None:
+        if len(self._calls) < FREE_CALLS or len(self._waiting) >= MAX_CALL_REQUESTS:
+            self._flush()
+        elif self._timer is None:
+            self._timer = self._loop.call_later(JOIN_SECONDS, self._flush)
+
+    def _flush(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        waiting, self._waiting = self._waiting, []
+        while waiting:
+            batch, size = [waiting.pop(0)], 0
+            size = batch[0].size
+            while waiting and len(batch) < MAX_CALL_REQUESTS and size + waiting[0].size <= MAX_CALL_BYTES:
+                size += waiting[0].size
+                batch.append(waiting.pop(0))
+            call = self._loop.create_task(self._call(batch, size))
+            self._calls.add(call)
+            call.add_done_callback(self._ended)
+
+    def _ended(self, call: asyncio.Task[None]) -> None:
+        self._calls.discard(call)
+        if self._waiting:
+            self._flush()
+
+    async def _call(self, batch: list[_Ticket], size: int) -> None:
+        from ray.exceptions import RayActorError, RayError
+        from ray.serve.exceptions import RayServeException
+
+        handle = self._by_grpc if size <= MAX_CALL_BYTES else self._by_reference
+        for ticket in batch:
+            ticket.attempts += 1
+        tickets = {ticket.key: ticket for ticket in batch}
+        stream = handle.remote([(ticket.key, ticket.packet) for ticket in batch])
+        try:
+            async for data in stream:
+                for key, outcomes in unpack_outcomes(data):
+                    tickets[key].deliver(outcomes)
+        except RayActorError:
+            self._again(batch)  # the replica died; scoring twice gives the same
+        except (RayServeException, RayError) as error:
+            log.warning("a call to %s failed: %s", self._handle.app_name, type(error).__name__)
+            self._fail(batch, ReplicaUnavailableError("the model cannot be reached", retry_after=RETRY_AFTER_SECONDS))
+        except asyncio.CancelledError:
+            stream.cancel()
+            self._fail(batch, ReplicaUnavailableError("the call was cancelled", retry_after=RETRY_AFTER_SECONDS))
+            raise
+        except Exception:
+            log.exception("a call to %s failed", self._handle.app_name)
+            self._fail(batch, InternalError("the call to the model failed"))
+        else:
+            self._fail(batch, InternalError("the model did not answer every question"))
+
+    def _again(self, batch: list[_Ticket]) -> None:
+        lost = [ticket for ticket in batch if not ticket.done and ticket.attempts > 1]
+        self._fail(lost, ReplicaUnavailableError("two replicas died in turn", retry_after=RETRY_AFTER_SECONDS))
+        self._waiting.extend(ticket for ticket in batch if not ticket.done)
+        if self._waiting:
+            self._send()
+
+    @staticmethod
+    def _fail(batch: list[_Ticket], error: APIError) -> None:
+        for ticket in batch:
+            if not ticket.done:
+                ticket.fail(error)
+
+    def _cancel(self, ticket: _Ticket) -> None:
+        ticket.failure = ReplicaUnavailableError("cancelled by the caller")
+        if ticket in self._waiting:
+            self._waiting.remove(ticket)
+            return
+        if not self._cancelled:
+            self._loop.call_soon(self._send_cancelled)
+        self._cancelled.append(ticket.key)
+
+    def _send_cancelled(self) -> None:
+        """To every replica: which one has the request is Serve's secret. Nobody waits for the answer."""
+        keys, self._cancelled = self._cancelled, []
+        self._handle.options(_by_reference=False).broadcast("cancel", keys)._ensure_scheduled()
+
+
+def running_replicas(handle: Any) -> int:
+    """How many replicas the handle may send to right now (a private attribute of Serve's router; a test watches it)."""
+    router = getattr(handle._router, "_asyncio_router", handle._router)
+    chooser = router.request_router
+    return 0 if chooser is None else len(chooser.curr_replicas)

@@ -1,0 +1,119 @@
+"""Put a model's application on Serve, wait until it answered its probe, take it away again."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from sakuradite.cluster.calls import ModelCalls
+from sakuradite.errors import ModelLoadFailedError, error_from_record
+from sakuradite.operations import ModelCapabilities
+
+if TYPE_CHECKING:
+    from ray.serve import Application
+
+STATUS_SECONDS = 0.5
+"""Between looks at Serve's own status. A replica that is ready answers before that, by itself."""
+
+
+async def in_thread[T](call: Callable[[], T]) -> T:
+    """A blocking call on a daemon thread of its own: unlike an executor's it never delays the end of the program."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def finish(setter: Callable[[], None]) -> None:
+        if not future.done():
+            setter()
+
+    def work() -> None:
+        try:
+            result = call()
+        except BaseException as error:
+            outcome: Callable[[], None] = lambda error=error: future.set_exception(error)  # type: ignore[misc]
+        else:
+            outcome = lambda: future.set_result(result)  # noqa: E731
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(finish, outcome)
+
+    threading.Thread(target=work, name="sakuradite-blocking", daemon=True).start()
+    return await future
+
+
+async def to_the_end[T](work: Coroutine[Any, Any, T]) -> T:
+    """Await something that must not be left half done: a cancellation is raised when it has ended."""
+    task = asyncio.ensure_future(work)
+    cancelled = False
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            cancelled = True
+        except BaseException:
+            break
+    if cancelled:
+        raise asyncio.CancelledError
+    return task.result()
+
+
+def submit(name: str, application: Application) -> None:
+    """Hand the application to Serve without waiting for it. Blocks for some 20 ms."""
+    from ray import serve
+    from ray.serve.api import RunTarget
+
+    serve.run_many(
+        [RunTarget(target=application, name=name, route_prefix=None)],
+        wait_for_ingress_deployment_creation=True,
+        wait_for_applications_running=False,
+    )
+
+
+async def wait_until_ready(name: str, calls: ModelCalls) -> ModelCapabilities:
+    """The model's capabilities once a replica has answered its probe.
+
+    Raises the model's own failure, or ModelLoadFailedError when the replica itself could not be started.
+    """
+    asking = asyncio.ensure_future(calls.describe())
+    try:
+        while not (await asyncio.wait([asking], timeout=STATUS_SECONDS))[0]:
+            if (problem := await in_thread(lambda: failure(name))) is not None:
+                raise ModelLoadFailedError(problem)
+        description = asking.result()
+    finally:
+        asking.cancel()
+    if description["failure"] is not None:
+        raise error_from_record(description["failure"])
+    capabilities: ModelCapabilities = description["capabilities"]
+    return capabilities
+
+
+def failure(name: str) -> str | None:
+    """Serve's own word on why an application failed or is gone; None while there is hope."""
+    from ray import serve
+
+    application = serve.status().applications.get(name)
+    if application is None:
+        return "the application was deleted while it was loading"
+    if application.status in ("DEPLOY_FAILED", "UNHEALTHY"):
+        messages = [application.message, *(d.message for d in application.deployments.values())]
+        return " ".join(filter(None, messages)) or f"Serve reports {application.status}"
+    return None
+
+
+def applications() -> dict[str, str]:
+    """Serve's applications and their status. Empty where no Serve runs."""
+    from ray import serve
+
+    return {name: str(app.status) for name, app in serve.status().applications.items()}
+
+
+def delete(name: str) -> None:
+    """Drain and delete; returns when the replicas are gone. Blocks."""
+    import time
+
+    from ray import serve
+
+    serve.delete(name, _blocking=False)
+    while name in serve.status().applications:
+        time.sleep(0.1)

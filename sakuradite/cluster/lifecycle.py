@@ -1,0 +1,389 @@
+"""Pull, load, unload and remove: one Serve application per model, one operation per pull or load.
+
+Everything runs on the catalog's event loop; what blocks (downloads, Serve's own calls) runs in threads. The state of a
+model is in its `ModelRecord`, written to disk with every change, so that a new catalog takes over where one died.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import re
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from sakuradite.cluster import deploy
+from sakuradite.cluster.application import model_application
+from sakuradite.cluster.calls import ModelCalls
+from sakuradite.cluster.journal import MAX_COMPLETED, History, Journal, ModelRecord
+from sakuradite.cluster.resources import check_resources
+from sakuradite.config import ModelConfig
+from sakuradite.errors import (
+    APIError,
+    CancelledOperationError,
+    InternalError,
+    InterruptedOperationError,
+    InvalidLifecycleError,
+    ModelNotFoundError,
+    NotFoundError,
+)
+from sakuradite.operations import Operation, OperationError, Progress
+
+log = logging.getLogger(__name__)
+
+ACTIVE = ("pending", "running")
+IGNORED = ("model", "offline")
+"""Fields that say how to get a model, not what it is: they do not make two configurations differ."""
+RESOLVED = ("backend", "device", "dtype")
+"""Fields whose `auto` becomes something definite in a resident model."""
+
+
+class Lifecycle:
+    """The models of one cluster and what happened to them."""
+
+    def __init__(self, journal: Journal, home: Path, session: str, drain: float, changed: Callable[[], None]) -> None:
+        """`changed` is called when what routers need to know is different. Raises what `Journal.read` raises."""
+        self._journal, self._home, self._drain, self._changed = journal, home, drain, changed
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._closing = False
+        self.state, history = journal.read()
+        self.operations = {operation.id: operation for operation in history.operations}
+        if self.state.session == session:
+            self._take_over()
+        else:
+            self._after_crash()
+            self.state.session = session
+            self._save()
+
+    @property
+    def models(self) -> dict[str, ModelRecord]:
+        """The records by model id, in the order of loading."""
+        return self.state.models
+
+    # -- what an administrator asks for
+
+    def load(self, config: ModelConfig) -> Operation:
+        """Begin to load, or the operation of the same configuration that is on its way or resident.
+
+        Raises InvalidLifecycleError when the model is resident with another configuration.
+        """
+        self._check_open()
+        model = canonical(config.model)
+        config = config.model_copy(update={"model": model})
+        record = self.models.get(model)
+        if record is not None and record.state == "draining":
+            raise InvalidLifecycleError(f"{model} is being unloaded; load it again when it is gone", param="model")
+        if record is not None and record.state in ("loading", "ready"):
+            if different := differences(config, record):
+                raise InvalidLifecycleError(
+                    f"{model} is {record.state} with another {', '.join(different)}; unload it first", param=different[0]
+                )
+            return self.operations.get(record.operation.id, record.operation)
+        operation = self._new("load", model)
+        self.models.pop(model, None)  # so that the order is that of loading
+        self.models[model] = ModelRecord(
+            config=config, state="loading", application=application_name(model), operation=operation
+        )
+        self._save()
+        self._run(operation.id, self._load(model, operation.id))
+        return operation
+
+    def pull(self, model: str, revision: str | None, offline: bool) -> Operation:
+        """Begin to download, or the operation that downloads the same already."""
+        self._check_open()
+        model = canonical(model)
+        key = f"{model}@{revision or ''}"
+        for operation in self.operations.values():
+            if operation.kind == "pull" and operation.status in ACTIVE and (operation.result or {}).get("key") == key:
+                return operation
+        operation = self._new("pull", model, {"key": key})
+        self._run(operation.id, self._pull(model, revision, offline, operation.id))
+        return operation
+
+    async def unload(self, model: str) -> None:
+        """Return when the model is gone: a load is cancelled, running requests are drained first.
+
+        Raises ModelNotFoundError for one that is neither resident nor known.
+        """
+        record = self.models.get(canonical(model))
+        if record is None:
+            raise ModelNotFoundError(f"{model} is not loaded", param="model")
+        model = record.config.model
+        key = f"unload {model}"
+        if key not in self._tasks:
+            self._run(key, self._unload(model, record))
+        await asyncio.shield(self._tasks[key])
+
+    async def remove(self, model: str) -> None:
+        """Delete a managed checkpoint. Raises InvalidLifecycleError while it is resident, ModelNotFoundError."""
+        model = canonical(model)
+        record = self.models.get(model)
+        if record is not None and record.state not in ("unloaded", "failed"):
+            raise InvalidLifecycleError(f"{model} is {record.state}; unload it first", param="model")
+        if any(o.model == model and o.status in ACTIVE for o in self.operations.values()):
+            raise InvalidLifecycleError(f"{model} is being downloaded", param="model")
+        from sakuradite.hub.store import Store
+
+        await deploy.in_thread(lambda: Store(self._home).remove(model))
+        if self.models.pop(model, None) is not None:
+            self._save()
+
+    def operation(self, operation_id: str) -> Operation:
+        """Raises NotFoundError for an id that was never given or has been forgotten."""
+        if (operation := self.operations.get(operation_id)) is None:
+            raise NotFoundError("no such operation; the latest 256 completed ones are kept", param="operation_id")
+        return operation
+
+    def restore(self) -> list[Operation]:
+        """Load again what was resident when an earlier cluster ended."""
+        wanted = [r.config for r in self.models.values() if r.state == "unloaded" and r.loaded_at is not None]
+        return [self.load(config) for config in wanted]
+
+    async def close(self) -> None:
+        """Cancel what is under way. What was resident stays written down for `restore`."""
+        self._closing = True
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # -- how it is done
+
+    async def _load(self, model: str, operation_id: str) -> None:
+        record = self.models[model]
+        calls: ModelCalls | None = None
+        try:
+            self._progress(operation_id, Progress(phase="resolving"))
+            config = await self._fetch(record, operation_id)
+            self._progress(operation_id, Progress(phase="scheduling"))
+            options = await deploy.in_thread(lambda: check_resources(config))
+            application = model_application(config, self._home, options=options, drain=self._drain)
+            await deploy.to_the_end(deploy.in_thread(lambda: deploy.submit(record.application, application)))
+            self._progress(operation_id, Progress(phase="loading"))
+            calls = ModelCalls(record.application, config.timeout)
+            record.capabilities = await deploy.wait_until_ready(record.application, calls)
+        except asyncio.CancelledError:
+            await deploy.to_the_end(self._undo(record))
+            self._end_load(record, operation_id, CancelledOperationError("cancelled by an unload or a shutdown"))
+            raise
+        except APIError as error:
+            await self._undo(record)
+            self._end_load(record, operation_id, error)
+        except Exception as error:
+            log.exception("loading %s failed", model)
+            await self._undo(record)
+            self._end_load(record, operation_id, InternalError(f"loading failed: {type(error).__name__}: {error}"))
+        else:
+            self._end_load(record, operation_id, None)
+        finally:
+            if calls is not None:
+                await calls.close()
+
+    async def _fetch(self, record: ModelRecord, operation_id: str) -> ModelConfig:
+        """The files on this machine, and the configuration with the commit that they are of."""
+        config = record.config
+        if config.backend == "fake":
+            record.created = int(time.time())
+            return config
+        from sakuradite.hub.resolve import resolve
+
+        checkpoint = await self._with_progress(
+            operation_id,
+            lambda progress: resolve(
+                config.model, revision=config.revision, offline=config.offline, home=self._home, progress=progress
+            ),
+        )
+        record.revision, record.path = checkpoint.revision, str(checkpoint.path)
+        record.managed, record.created = checkpoint.managed, checkpoint.created
+        return config.model_copy(update={"revision": checkpoint.revision})
+
+    async def _with_progress(self, operation_id: str, work: Callable[[Callable[[Progress], None]], Any]) -> Any:
+        """Run hub work in a thread, its progress shown on the operation; a cancellation stops it at the next report."""
+        loop, stopped = asyncio.get_running_loop(), False
+
+        def report(progress: Progress) -> None:
+            if stopped:
+                raise CancelledOperationError("cancelled by an unload or a shutdown")
+            loop.call_soon_threadsafe(self._progress, operation_id, progress)
+
+        try:
+            return await deploy.in_thread(lambda: work(report))
+        except asyncio.CancelledError:
+            stopped = True
+            raise
+
+    def _end_load(self, record: ModelRecord, operation_id: str, error: APIError | None) -> None:
+        model = record.config.model
+        if error is None:
+            record.state, record.loaded_at, record.last_error = "ready", time.time(), None
+            result = {"model": model, "revision": record.revision}
+            self._finish(operation_id, "succeeded", result=result)
+        elif isinstance(error, CancelledOperationError):
+            record.state = "unloaded"
+            self._finish(operation_id, "cancelled", error=error)
+        else:
+            record.state = "failed"
+            self._finish(operation_id, "failed", error=error)
+            record.last_error = self.operations[operation_id].error
+        record.operation = self.operations[operation_id]
+        self._save()
+
+    async def _undo(self, record: ModelRecord) -> None:
+        with suppress(Exception):  # it may not have come to exist; the operation's own error is what counts
+            await deploy.in_thread(lambda: deploy.delete(record.application))
+
+    async def _pull(self, model: str, revision: str | None, offline: bool, operation_id: str) -> None:
+        from sakuradite.hub.names import local_path
+        from sakuradite.hub.resolve import resolve
+        from sakuradite.hub.store import Store
+
+        def work(progress: Callable[[Progress], None]) -> Any:
+            if local_path(model):
+                return resolve(model, revision=revision, home=self._home, progress=progress)
+            return Store(self._home).pull(model, revision, offline, progress)
+
+        try:
+            self._progress(operation_id, Progress(phase="resolving"))
+            found = await self._with_progress(operation_id, work)
+        except asyncio.CancelledError:
+            self._finish(operation_id, "cancelled", error=CancelledOperationError("cancelled by a shutdown"))
+            raise
+        except APIError as error:
+            self._finish(operation_id, "failed", error=error)
+        except Exception as error:
+            log.exception("pulling %s failed", model)
+            self._finish(operation_id, "failed", error=InternalError(f"{type(error).__name__}: {error}"))
+        else:
+            self._finish(operation_id, "succeeded", result={"model": model, "revision": found.revision})
+
+    async def _unload(self, model: str, record: ModelRecord) -> None:
+        loading = self._tasks.get(record.operation.id)
+        if loading is not None:
+            loading.cancel()
+            await asyncio.wait([loading])
+        if record.state in ("ready", "draining"):
+            record.state = "draining"
+            self._save()
+            await deploy.in_thread(lambda: deploy.delete(record.application))
+        record.state, record.loaded_at, record.capabilities, record.last_error = "unloaded", None, None, None
+        self._save()
+
+    # -- the books
+
+    def _take_over(self) -> None:
+        """A catalog of this very cluster died: go on with what it was doing."""
+        for model, record in self.models.items():
+            if record.state == "loading":
+                self._run(record.operation.id, self._load(model, record.operation.id))
+            elif record.state == "draining":
+                self._run(f"unload {model}", self._unload(model, record))
+        for operation in list(self.operations.values()):
+            if operation.kind == "pull" and operation.status in ACTIVE:
+                _, _, revision = (operation.result or {}).get("key", "").rpartition("@")
+                self._run(operation.id, self._pull(operation.model, revision or None, False, operation.id))
+
+    def _after_crash(self) -> None:
+        """The cluster of these books is gone: nothing is resident, and what was under way was cut off."""
+        error = InterruptedOperationError("cut off when the daemon ended; start it again")
+        for operation in list(self.operations.values()):
+            if operation.status in ACTIVE:
+                self._finish(operation.id, "failed", error=error)
+        for record in self.models.values():
+            if record.state in ("loading", "ready", "draining"):
+                record.operation = self.operations.get(record.operation.id, record.operation)
+                if record.state == "loading":
+                    record.last_error = record.operation.error
+                if record.state == "draining":
+                    record.loaded_at = None
+                record.state, record.capabilities = "unloaded", None
+
+    def _new(self, kind: str, model: str, result: dict[str, Any] | None = None) -> Operation:
+        operation = Operation.model_validate(
+            {"id": f"op_{secrets.token_hex(12)}", "kind": kind, "model": model, "created": time.time(), "result": result}
+        )
+        self.operations[operation.id] = operation
+        self._save_history()
+        return operation
+
+    def _progress(self, operation_id: str, progress: Progress) -> None:
+        operation = self.operations.get(operation_id)
+        if operation is not None and operation.status in ACTIVE:
+            self.operations[operation_id] = operation.model_copy(update={"status": "running", "progress": progress})
+
+    def _finish(
+        self, operation_id: str, status: str, result: dict[str, Any] | None = None, error: APIError | None = None
+    ) -> None:
+        operation = self.operations[operation_id]
+        changes: dict[str, Any] = {"status": status, "result": result, "finished": time.time()}
+        if error is not None:
+            changes["error"] = OperationError(code=error.code, message=error.message, status_code=error.status)
+        else:
+            changes["progress"] = operation.progress.model_copy(update={"phase": "done"})
+        self.operations[operation_id] = operation.model_copy(update=changes)
+        completed = [o for o in self.operations.values() if o.status not in ACTIVE]
+        completed.sort(key=lambda o: o.finished or 0)
+        for old in completed[:-MAX_COMPLETED]:
+            del self.operations[old.id]
+        self._save_history()
+
+    def _run(self, key: str, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks[key] = task
+        task.add_done_callback(lambda _: self._tasks.pop(key, None))
+
+    def _check_open(self) -> None:
+        if self._closing:
+            raise InvalidLifecycleError("the server is shutting down")
+
+    def set_alias(self, alias: str, model: str | None) -> None:
+        """Point an alias at a model, or with None take it away."""
+        if model is None:
+            del self.state.aliases[alias]
+        else:
+            self.state.aliases[alias] = canonical(model)
+        self._save()
+
+    def _save(self) -> None:
+        self._journal.write_state(self.state)
+        self._changed()
+
+    def _save_history(self) -> None:
+        self._journal.write_history(History(operations=list(self.operations.values())))
+
+
+def canonical(model: str) -> str:
+    """The id of a model: a hub id as it is, an existing local file or folder by its absolute path."""
+    from sakuradite.hub.names import local_path
+
+    path = local_path(model)
+    return model if path is None else str(path)
+
+
+def application_name(model: str) -> str:
+    """The name of the Serve application of a model: readable, and unlike that of any other model."""
+    slug = re.sub(r"[^A-Za-z0-9.-]+", "-", model.rsplit("/", 1)[-1])[:40]
+    return f"model-{slug}-{hashlib.sha256(model.encode()).hexdigest()[:8]}"
+
+
+def differences(wanted: ModelConfig, record: ModelRecord) -> list[str]:
+    """The fields in which a configuration differs from a resident one; `auto` and no revision match what is there."""
+    return [name for name in type(wanted).model_fields if name not in IGNORED and not _same(name, wanted, record)]
+
+
+def _same(name: str, wanted: ModelConfig, record: ModelRecord) -> bool:
+    value = getattr(wanted, name)
+    there: list[Any] = [getattr(record.config, name)]
+    if name == "revision":
+        return value is None or value in (*there, record.revision)
+    if name in RESOLVED:
+        if record.capabilities is not None:
+            there.append(getattr(record.capabilities, name))
+        return value == "auto" or value in there
+    return bool(value == there[0])
+
+

@@ -1,0 +1,381 @@
+"""The Ray of this process: started here on loopback and private, or the one this process had already initialised.
+
+All embedded clients of a process share it, by count. It is gone when the last one lets go; a joined Ray is left running.
+What Ray needs from the environment is set while it starts and put back afterwards.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import queue
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sakuradite.errors import ConfigurationError, MissingExtraError
+
+MAX_TEMP_PATH = 40
+"""Bytes of the temporary folder's path: Ray adds 63 to it for its socket, and a Unix socket's path ends at 107."""
+
+OBJECT_STORE_BYTES = 200 << 20
+"""Of address space, touched only by requests over the gRPC limit. Ray's own minimum is 75 MiB."""
+MIN_OBJECT_STORE_BYTES = 78 << 20
+
+LOOPBACK = "127.0.0.1"
+NAMESPACE = "sakuradite"
+
+SERVE_ENVIRONMENT = {
+    # One event loop for Serve's gRPC server, the handles and our own code: a hop between loops costs 0.5-1 ms a call.
+    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+    # Otherwise a model on the CPU would see every GPU.
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
+}
+"""What the processes of our deployments need in their environment before they import Serve."""
+
+
+@dataclass
+class _Local:
+    """The state of this process, guarded by `lock`. `pid` tells a forked child that none of it is its own."""
+
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    pid: int = 0
+    holders: int = 0
+    owned: bool = False
+    started_serve: bool = False
+    temp: Path | None = None
+    thread: _RayThread | None = None
+    watcher: subprocess.Popen[bytes] | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+_local = _Local()
+
+
+@dataclass(frozen=True)
+class Hold:
+    """One client's share of the process's Ray. `owned` is False where the Ray was somebody else's already.
+
+    `seconds` has the phases of the start: imports, ray, serve (zero where nothing had to be started).
+    """
+
+    owned: bool
+    seconds: dict[str, float]
+
+
+def acquire(logs: bool = False) -> Hold:
+    """Start this process's Ray and Serve, or share what is there. Blocks; any thread may call it.
+
+    `logs` prints the workers' output in the terminal. Interrupted by Ctrl-C it stops what it started and raises
+    KeyboardInterrupt. Raises MissingExtraError without ray, ConfigurationError where no folder is short enough.
+    """
+    with _local.lock:
+        if _local.pid != os.getpid():
+            _reset()
+        if _local.holders and _local.owned and not _ray_initialized():
+            _discard()  # somebody called ray.shutdown() under us
+        if _local.holders == 0:
+            try:
+                _start(logs)
+            except BaseException:
+                _discard()
+                raise
+        _local.holders += 1
+        return Hold(_local.owned, dict(_local.seconds))
+
+
+def release() -> None:
+    """Give one share back; with the last one an owned Ray and all its processes are gone. Blocks for about a second."""
+    with _local.lock:
+        if _local.pid != os.getpid() or _local.holders == 0:
+            return
+        _local.holders -= 1
+        if _local.holders == 0:
+            _discard()
+
+
+def is_last() -> bool:
+    """Whether the next `release` stops an owned Ray."""
+    return _local.owned and _local.holders == 1
+
+
+def temp_directory() -> Path | None:
+    """Where the owned Ray keeps its sessions and logs; None when there is none."""
+    return _local.temp
+
+
+def run_in_ray_thread[T](call: Callable[[], T]) -> T:
+    """Run a blocking call of Ray's on the thread that lives as long as the owned Ray; inline where it is joined."""
+    thread = _local.thread
+    return call() if thread is None else thread.run(call)
+
+
+def _ray_initialized() -> bool:
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())
+
+
+def _reset() -> None:
+    """Forget what a parent process had: after a fork none of it belongs to this one."""
+    _local.pid, _local.holders, _local.owned, _local.started_serve = os.getpid(), 0, False, False
+    _local.temp = _local.thread = _local.watcher = None
+    _local.seconds = {}
+
+
+def _start(logs: bool) -> None:
+    clock = time.perf_counter()
+    _local.seconds = {"imports": 0.0, "ray": 0.0, "serve": 0.0}
+    if _ray_initialized():
+        _local.owned = False
+        _local.started_serve = start_serve()
+        _local.seconds["serve"] = time.perf_counter() - clock
+        return
+    _local.owned, _local.started_serve = True, True
+    _local.temp = _short_temporary_directory()
+    _local.watcher = _start_watcher(_local.temp)
+    _local.thread = _RayThread()
+    _local.thread.run(lambda: _start_ray(logs))
+
+
+def _start_ray(logs: bool) -> None:
+    clock = time.perf_counter()
+    assert _local.temp is not None
+    with _environment(_ray_environment(_local.temp)):
+        try:
+            import ray
+        except ImportError:
+            raise MissingExtraError("Embedded use", "torch") from None
+        with _quiet("ray"):
+            _local.seconds["imports"] = time.perf_counter() - clock
+            clock = time.perf_counter()
+            ray.init(
+                address="local",
+                include_dashboard=False,
+                log_to_driver=logs,
+                configure_logging=False,
+                namespace=NAMESPACE,
+                object_store_memory=_object_store_bytes(),
+                _node_ip_address=LOOPBACK,
+                _temp_dir=str(_local.temp),
+            )
+        atexit.register(_discard_at_exit)  # after ray's own import, so that it runs before ray's own hook
+        _local.seconds["ray"] = time.perf_counter() - clock
+        clock = time.perf_counter()
+        start_serve()
+        _local.seconds["serve"] = time.perf_counter() - clock
+
+
+def start_serve() -> bool:
+    """Start Serve without its proxies on the connected Ray; False where it runs already."""
+    _keep_grpc_off_proxies()
+    from ray import serve
+
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)  # it tells of every start and stop on stderr
+    if serve_is_running():
+        return False
+    serve.start(proxy_location="Disabled", logging_config={"enable_access_log": False})
+    return True
+
+
+def serve_is_running() -> bool:
+    """Whether the connected Ray has a Serve controller. Starts nothing (`serve.status()` would)."""
+    import ray
+    from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
+
+    try:
+        ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
+    except ValueError:
+        return False
+    return True
+
+
+def _discard() -> None:
+    """Stop what this process started, best effort; never raises, because it runs while something else may be failing."""
+    thread, temp, watcher = _local.thread, _local.temp, _local.watcher
+    owned, started_serve = _local.owned, _local.started_serve
+    _reset()
+    if thread is not None:
+        thread.run(_stop_ray)
+        thread.stop()
+    elif not owned and started_serve and _ray_initialized():
+        _stop_joined_serve()
+    if watcher is not None:
+        watcher.terminate()
+        watcher.wait()
+    if temp is not None:
+        shutil.rmtree(temp, ignore_errors=True)
+    atexit.unregister(_discard_at_exit)
+
+
+def _discard_at_exit() -> None:
+    if _local.pid == os.getpid():
+        _discard()
+
+
+def _stop_ray() -> None:
+    import ray
+
+    with _quiet("ray"):
+        if _ray_initialized():
+            ray.shutdown()
+        _forget_token()
+
+
+def _stop_joined_serve() -> None:
+    """Take away the Serve that we started on a joined Ray, unless others have come to use it."""
+    from ray import serve
+
+    if not serve.status().applications:
+        serve.shutdown()
+
+
+def _short_temporary_directory() -> Path:
+    """A fresh folder of ours alone whose path leaves room for Ray's socket names."""
+    places = [tempfile.gettempdir(), "/tmp", "/var/tmp"]
+    for place in places:
+        if len(place) + 8 <= MAX_TEMP_PATH and os.access(place, os.W_OK | os.X_OK):
+            return Path(tempfile.mkdtemp(prefix="skd", dir=place))
+    raise ConfigurationError(
+        f"Ray's sockets need a writable folder whose path has at most {MAX_TEMP_PATH - 8} characters;"
+        f" {tempfile.gettempdir()} has {len(tempfile.gettempdir())}. Set TMPDIR to a shorter one."
+    )
+
+
+def _object_store_bytes() -> int:
+    """Small, and within half of the shared memory that containers often limit to 64 MiB."""
+    try:
+        free = shutil.disk_usage("/dev/shm").free
+    except OSError:
+        return OBJECT_STORE_BYTES
+    return max(MIN_OBJECT_STORE_BYTES, min(OBJECT_STORE_BYTES, free // 2))
+
+
+def _ray_environment(temp: Path) -> dict[str, str | None]:
+    """For Ray's processes alone. None means unset."""
+    token = temp / "token"
+    descriptor = os.open(token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(os.urandom(32).hex())
+    environment: dict[str, str | None] = {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": None,
+        "RAY_AUTH_TOKEN_PATH": str(token),
+        "RAY_ADDRESS": None,
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # binds loopback, on Linux too
+        "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+        "RAY_RUNTIME_ENV_HOOK": None,
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_DEDUP_LOGS": "0",
+        **SERVE_ENVIRONMENT,
+    }
+    for name in ("no_proxy", "NO_PROXY"):
+        environment[name] = _with_loopback(os.environ.get(name, ""))
+    if (os.cpu_count() or 1) > 4:
+        # Ray would start one idle Python per core; two or three are of use.
+        environment["RAY_prestart_worker_first_driver"] = "0"
+    package = str(Path(__file__).parents[2])
+    if "site-packages" not in package:  # a checkout: Ray's workers start elsewhere
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
+    return environment
+
+
+def _with_loopback(hosts: str) -> str:
+    present = [host for host in hosts.split(",") if host]
+    return ",".join([*present, *(h for h in (LOOPBACK, "localhost", "::1") if h not in present)])
+
+
+def _keep_grpc_off_proxies() -> None:
+    """gRPC would send a replica's loopback calls to the proxy of `http_proxy`; its own variable spares other users."""
+    if any(os.environ.get(name) for name in ("http_proxy", "https_proxy", "grpc_proxy")):
+        own = os.environ.get("no_grpc_proxy") or os.environ.get("no_proxy", "")
+        os.environ["no_grpc_proxy"] = _with_loopback(own)
+
+
+@contextmanager
+def _environment(changes: dict[str, str | None]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in changes}
+    _apply(changes)
+    try:
+        yield
+    finally:
+        _apply(before)
+
+
+def _apply(values: dict[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+@contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """Ray tells of its own start on stderr even when told not to: below an error nothing of it reaches the terminal."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _forget_token() -> None:
+    """Ray caches the token in this process; a later `ray.init` of the user's is to find its own."""
+    from ray._raylet import AuthenticationTokenLoader
+
+    AuthenticationTokenLoader.instance().reset_cache()
+
+
+def _start_watcher(temp: Path) -> subprocess.Popen[bytes]:
+    """A few megabytes of Python that outlive us for as long as it takes to clean up after a kill -9."""
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", str(Path(__file__).with_name("watcher.py")), str(os.getpid()), str(temp)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+class _RayThread:
+    """The thread that starts and stops an owned Ray.
+
+    Linux kills Ray's processes when the *thread* that started them ends, so this one lives as long as they do. On a
+    thread of its own Ray also leaves the program's SIGTERM handler alone.
+    """
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="sakuradite-ray", daemon=True)
+        self._thread.start()
+
+    def run[T](self, call: Callable[[], T]) -> T:
+        """The result of the call. Ctrl-C in the caller's wait is raised there; the call itself goes on to its end."""
+        future: Future[T] = Future()
+        self._calls.put((call, future))
+        return future.result()
+
+    def stop(self) -> None:
+        self._calls.put(None)
+
+    def _work(self) -> None:
+        while (item := self._calls.get()) is not None:
+            call, future = item
+            try:
+                future.set_result(call())
+            except BaseException as error:
+                future.set_exception(error)
+            del item, call, future

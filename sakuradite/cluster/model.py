@@ -1,0 +1,202 @@
+"""The Serve deployment of one model: an asyncio front around `Engine`, whose worker thread owns the weights."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from sakuradite.config import ModelConfig
+from sakuradite.errors import APIError, ErrorRecord, InternalError, error_from_record
+from sakuradite.operations import ModelCapabilities
+from sakuradite.records import Outcome, Packet, RowFailure, pack_outcomes, unpack_request
+
+log = logging.getLogger(__name__)
+
+FAILED_SECONDS = 30.0
+"""A replica that could not load reports why for this long; then Serve may try another in its place."""
+
+
+class Model:
+    """One replica. Its constructor returns when the model answered its load-time probe, or could not.
+
+    A failure to load is kept as data: an exception here would be tried three times and lose its code.
+    """
+
+    async def __init__(self, config: dict[str, Any], home: str, owner: str | None = None) -> None:
+        self._config = ModelConfig.model_validate(config)
+        self._failure: ErrorRecord | None = None
+        self._failed_at = 0.0
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._seconds: dict[str, float] = {}
+        set_threads(self._config.num_cpus)
+        try:
+            await self._load(Path(home))
+        except APIError as error:
+            self._fail(error.record())
+        except Exception as error:
+            log.exception("loading failed")
+            self._fail(InternalError(f"loading failed: {type(error).__name__}: {error}").record())
+        self._owner_watch = asyncio.ensure_future(_end_with_owner(owner)) if owner else None
+
+    async def _load(self, home: Path) -> None:
+        clock = time.perf_counter()
+        from sakuradite.engine.engine import Engine
+
+        checkpoint = await asyncio.to_thread(_checkpoint, self._config, home)
+        self._seconds["resolve"] = time.perf_counter() - clock
+        clock = time.perf_counter()
+        self._engine = Engine(self._config, checkpoint)
+        await self._engine.start()
+        self._seconds["load"] = time.perf_counter() - clock
+
+    def _fail(self, failure: ErrorRecord) -> None:
+        self._failure, self._failed_at = failure, time.monotonic()
+
+    async def describe(self) -> dict[str, Any]:
+        """`capabilities` (None where loading failed), `failure` (an ErrorRecord or None), `seconds` by phase, `pid`."""
+        capabilities: ModelCapabilities | None = None if self._failure else self._engine.capabilities
+        return {
+            "capabilities": capabilities,
+            "failure": self._failure,
+            "seconds": self._seconds,
+            "pid": os.getpid(),
+        }
+
+    async def decide_many(self, batch: list[tuple[str, Packet]]) -> AsyncGenerator[bytes]:
+        """`pack_outcomes` groups for several requests under the caller's keys, as rows finish.
+
+        A request's failure is a RowFailure with row -1. Closing the stream cancels what has not started.
+        """
+        ready: list[tuple[str, list[Outcome]]] = []
+        wake = asyncio.Event()
+        tasks = []
+        for key, packet in batch:
+            task = asyncio.ensure_future(self._decide(key, packet, ready, wake))
+            self._tasks[key] = task
+            tasks.append(task)
+        running = len(tasks)
+
+        def ended(task: asyncio.Task[None]) -> None:
+            nonlocal running
+            running -= 1
+            wake.set()
+
+        for task in tasks:
+            task.add_done_callback(ended)
+        try:
+            while running or ready:
+                if not ready:
+                    wake.clear()
+                    await wake.wait()
+                if ready:
+                    groups = ready[:]
+                    ready.clear()
+                    yield pack_outcomes(groups)
+        finally:
+            for task in tasks:
+                task.cancel()
+            for key, _ in batch:
+                self._tasks.pop(key, None)
+
+    async def _decide(
+        self, key: str, packet: Packet, ready: list[tuple[str, list[Outcome]]], wake: asyncio.Event
+    ) -> None:
+        try:
+            if self._failure is not None:
+                raise error_from_record(self._failure)
+            rows = self._engine.decide(unpack_request(packet))
+            try:
+                async for outcomes in rows:
+                    ready.append((key, outcomes))
+                    wake.set()
+            finally:
+                await rows.aclose()
+        except APIError as error:
+            ready.append((key, [RowFailure(-1, error.record())]))
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            log.exception("a request failed")  # a traceback of our own code holds no content of the request
+            ready.append((key, [RowFailure(-1, InternalError("the engine failed on this request").record())]))
+
+    async def cancel(self, keys: list[str]) -> None:
+        """Give up requests by the caller's keys: rows that have not started are dropped."""
+        for key in keys:
+            if (task := self._tasks.get(key)) is not None:
+                task.cancel()
+
+    async def check_health(self) -> None:
+        """Raises when this replica should be replaced: its worker thread is dead, or it could not load."""
+        if self._failure is not None:
+            if time.monotonic() - self._failed_at > FAILED_SECONDS:
+                raise RuntimeError(f"{self._failure.code}: {self._failure.message}")
+        elif not self._engine.alive:
+            raise RuntimeError("the worker thread of the model has ended")
+
+    def record_autoscaling_stats(self) -> float:
+        """Serve's custom metric: requests that wait or run."""
+        return 0.0 if self._failure else float(self._engine.pending_requests)
+
+    async def __del__(self) -> None:
+        if (engine := getattr(self, "_engine", None)) is not None and self._failure is None:
+            await engine.stop(0.0)
+
+
+def _checkpoint(config: ModelConfig, home: Path) -> Path | None:
+    """The folder or file on this machine. Blocking; a hub model that is missing here is downloaded."""
+    if config.backend == "fake":
+        return None
+    from sakuradite.hub.resolve import resolve
+
+    return resolve(config.model, revision=config.revision, offline=config.offline, home=home).path
+
+
+def set_threads(num_cpus: float | None) -> None:
+    """OMP_NUM_THREADS for the libraries that are imported next: an explicit one wins, then `num_cpus`, then all cores.
+
+    Ray has already set it to the number of CPUs reserved, 1 for our default, so the raylet's own tells what is explicit.
+    """
+    if (explicit := _parent_environment("OMP_NUM_THREADS")) is not None:
+        threads = explicit
+    elif num_cpus is not None:
+        threads = str(max(1, int(num_cpus)))
+    else:
+        threads = str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    os.environ["OMP_NUM_THREADS"] = threads
+
+
+def _parent_environment(name: str) -> str | None:
+    """A variable of the process that started this one, None where it is unset or cannot be read (macOS)."""
+    try:
+        entries = Path(f"/proc/{os.getppid()}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    prefix = f"{name}=".encode()
+    return next((entry[len(prefix) :].decode() for entry in entries if entry.startswith(prefix)), None)
+
+
+async def _end_with_owner(owner: str) -> None:
+    """On a Ray that lives longer than the client: delete the client's application when its process is gone."""
+    import ray
+    from ray import serve
+
+    application = serve.get_replica_context().app_name
+    while True:
+        await asyncio.sleep(10)
+        with suppress(ray.exceptions.RayError):
+            if await asyncio.to_thread(job_is_dead, owner):
+                await asyncio.to_thread(serve.delete, application, False)
+                return
+
+
+def job_is_dead(job_id: str) -> bool:
+    """Whether Ray has seen the end of a driver, by its job's id in hex (a private call of Ray's; a test watches it)."""
+    import ray
+
+    return any(job["JobID"] == job_id and job["IsDead"] for job in ray._private.state.jobs())

@@ -29,7 +29,19 @@ LAYERS = {
     "client": VOCABULARY | {"cluster", "hub", "http"},
     "cli": VOCABULARY | {"client", "cluster", "hub", "http"},
 }
-HEAVY = {"ray", "torch", "transformers", "mlx", "mlx_lm", "mlx_vlm", "uvicorn", "gguf", "safetensors", "PIL", "zstandard"}
+HEAVY = {
+    "PIL",
+    "zstandard",
+    "ray",
+    "torch",
+    "transformers",
+    "mlx",
+    "mlx_lm",
+    "mlx_vlm",
+    "uvicorn",
+    "gguf",
+    "safetensors",
+}
 # Modules that are themselves only imported where their library is needed.
 HEAVY_ALLOWED = {"engine/torch", "engine/mlx", "cluster", "hub/gguf", "http/server"}
 

@@ -2,7 +2,8 @@
 
 Fair by start-time fair queueing: a request's turn comes by the tokens it has been served, and a new request starts
 level with the one whose turn it is. So a short request goes into the next batch however long the others are, and a
-long one keeps its share. Nothing waits for company: whatever is there when a forward ends makes the next batch.
+long one keeps its share; long ones among themselves take turns of a batch each. Nothing waits for company: whatever is
+there when a forward ends makes the next batch.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from sakuradite.engine.plan import PlannedQuestion
 MAX_PADDING = (
     1.25  # computed over real tokens; on a CPU 16 rows of 180-930 tokens padded together took 2.6 times as long
 )
+BATCHES_BEFORE_GROWTH = 64  # a try that is too large costs a forward, so it is rare
 MAX_PASSED_OVER = 64  # requests looked at that do not fit a batch, before it is sent off as it is
 
 
@@ -87,6 +89,10 @@ class Queue:
         self.layout = layout
         self.head = head
         self.max_rows, self.max_tokens = max_rows, max_tokens
+        self.budget = max_tokens
+        """Tokens of a batch for now: lower than `max_tokens` for a while after one did not fit the device."""
+        self._fitted = 0
+        self._batch_tokens = 0
         self._heap: list[tuple[float, int, Work]] = []
         self._order = count()
         self._now = 0.0  # the fair order's clock: where the request stood whose turn came last
@@ -106,7 +112,7 @@ class Queue:
 
     def take(self, now: float) -> list[Task]:
         """The next batch, empty when nothing waits. Work that is gone or past its deadline is dropped unserved."""
-        load = Load(self.layout, self.head, self.max_rows, self.max_tokens)
+        load = Load(self.layout, self.head, self.max_rows, self.budget)
         batch: list[Task] = []
         passed_over: list[tuple[float, int, Work]] = []
         heap = self._heap
@@ -127,7 +133,7 @@ class Queue:
                 work.tasks.popleft()
                 batch.append(task)
                 work.served += added
-                if heap and work.served > heap[0][0]:
+                if heap and work.served > heap[0][0] + self.budget:
                     break
             if work.tasks:
                 place = (work.served, entry[1], work)
@@ -137,7 +143,20 @@ class Queue:
                     passed_over.append(place)
         for place in passed_over:
             heappush(heap, place)
+        self._batch_tokens = load.tokens
         return batch
+
+    def shrink(self) -> None:
+        """The batch taken last did not fit the device: make the next ones half as large."""
+        self.budget = max(1, min(self.budget, self._batch_tokens // 2))
+        self._fitted = 0
+
+    def fitted(self) -> None:
+        """The batch taken last fitted. After some of these in a row a shrunk budget grows again."""
+        if self.budget < self.max_tokens:
+            self._fitted += 1
+            if self._fitted >= BATCHES_BEFORE_GROWTH:
+                self.budget, self._fitted = min(self.max_tokens, 2 * self.budget), 0
 
     def _length(self, task: Task) -> int:
         suffix = len(task.question.rows[task.number].suffix)

@@ -44,7 +44,9 @@ class Engine:
         self.capabilities: ModelCapabilities | None = None
         self.pending_requests = 0
         self.pending_bytes = 0
-        self._worker = Worker(config, checkpoint, load, self._post)
+        self.healthy = True
+        """False once the model can answer nothing any more; only a new process helps."""
+        self._worker = Worker(config, checkpoint, load, self._post, self._lost)
         self._jobs: set[Job] = set()
         self._mail: deque[tuple[Job, list[Outcome], APIError | None]] = deque()
         self._called = False  # a delivery is on its way to the loop
@@ -64,7 +66,8 @@ class Engine:
         return self._worker.alive
 
     async def start(self) -> ModelCapabilities:
-        """Load the model on its thread and probe it. Raises what kept it from loading, with its own class."""
+        """Load the model on its thread and probe it. Raises what kept it from loading, with its own class: an
+        APIError, or MissingExtraError."""
         self._loop = asyncio.get_running_loop()
         loaded: asyncio.Future[ModelCapabilities] = self._loop.create_future()
 
@@ -118,13 +121,16 @@ class Engine:
         for job in list(self._jobs):
             self._fail(job, ReplicaUnavailableError("the model is being unloaded", retry_after=1.0))
         self._worker.stop()
-        await asyncio.to_thread(self._worker.join)
+        if self.capabilities is not None:  # else it may be loading for minutes; it ends by itself after that
+            await asyncio.to_thread(self._worker.join)
 
     def _admit(self, request: RequestRecord) -> Job:
         """A job in the worker's hands, or the error that refuses it."""
         config = self.config
         if self._stopping:
             raise ReplicaUnavailableError(f"{config.model} is being unloaded", retry_after=1.0)
+        if not self.healthy:
+            raise ReplicaUnavailableError(f"{config.model} has failed and is restarting", retry_after=1.0)
         if self.capabilities is None:
             raise ModelLoadingError(f"{config.model} is not loaded yet", retry_after=1.0)
         questions = len(request.questions)
@@ -208,6 +214,18 @@ class Engine:
             job.finished = job.awaited <= 0
             job.error = error
             job.wake()
+
+    def _lost(self) -> None:
+        """On the worker thread: the model is of no use any more."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._fail_all)
+
+    def _fail_all(self) -> None:
+        self.healthy = False
+        for job in list(self._jobs):
+            self._fail(
+                job, ReplicaUnavailableError(f"{self.config.model} has failed and is restarting", retry_after=1.0)
+            )
 
     def _retry_after(self) -> float:
         """Seconds until about half of the queue is done, from the recent pace; between 1 and 30."""

@@ -76,8 +76,7 @@ class LabelBook:
         if kind == "noul":
             for words in WORDS:
                 yield words, 1
-        if count <= len(ascii_uppercase):
-            yield ascii_uppercase[:count], 1
+        yield ascii_uppercase[:count], 1
         yield NUMBERS[:count], 1
         yield PAIRS, 1
         # Two tokens: few first ones, since each costs a row.

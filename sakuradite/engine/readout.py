@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import exp, fsum, isfinite
 
+from sakuradite.engine.backend import OutOfDeviceMemory
 from sakuradite.engine.plan import PlannedQuestion
 from sakuradite.errors import APIError, InferenceFailedError
 from sakuradite.records import Outcome, RowAnswer, RowFailure
@@ -29,6 +30,8 @@ def failure(error: Exception) -> APIError:
     """The API error for what went wrong in a forward. Its text is the engine's own: a library's may quote input."""
     if isinstance(error, APIError):
         return error
+    if isinstance(error, OutOfDeviceMemory):
+        return InferenceFailedError("this question alone does not fit the device's memory; shorten it")
     return InferenceFailedError(f"the forward pass failed on this question ({type(error).__name__})")
 
 

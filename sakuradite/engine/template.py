@@ -6,6 +6,7 @@ never rendered: a mark stands in for it, so no template can read, change or refu
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping
@@ -87,19 +88,22 @@ def frame_of(source: str, special_tokens: Mapping[str, str]) -> Frame:
         values = {"tools": None, "documents": None, **special_tokens, **switches}
         return str(template.render(messages=messages, add_generation_prompt=prompt, **values))
 
+    failures = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, OverflowError)
     reason = "the user's text does not come out exactly once"
     for content in (MARK, [{"type": "text", "text": MARK}]):
         try:
             text = render(content, prompt=True)
             if text.count(MARK) != 1:
                 continue
-            opening, closing = text.split(MARK)
-            if text == render(content, prompt=False):
-                # The template has no generation prompt: take the text between a user turn and its reply.
-                closing = _between(render(content, REPLY, prompt=False)) or closing
-            return Frame(opening, _without_thinking(closing))
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
+        except failures as error:
             reason = f"{type(error).__name__}: {error}"
+            continue
+        opening, closing = text.split(MARK)
+        # A template without a generation prompt: take the text between a user turn and its reply, where it has one.
+        with contextlib.suppress(*failures):
+            if text == render(content, prompt=False):
+                closing = _between(render(content, REPLY, prompt=False)) or closing
+        return Frame(opening, _without_thinking(closing))
     raise UnsupportedModelError(f"the chat template cannot show a single user turn: {reason}")
 
 

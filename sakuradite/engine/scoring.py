@@ -1,0 +1,92 @@
+"""Forwards that fail in parts: a batch too large is halved, a row that spoils its batch is found and fails alone."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from sakuradite.engine.backend import Backend, Group, OutOfDeviceMemory, Prefix, Read, Row, RowScores
+from sakuradite.engine.batching import Queue, Task
+from sakuradite.errors import APIError
+
+logger = logging.getLogger(__name__)
+
+
+class ModelLost(Exception):
+    """The model can answer nothing any more."""
+
+
+class Scorer:
+    """Scores batches on a backend. `head` is what every prefix starts with, `model` is for the log."""
+
+    def __init__(self, backend: Backend, queue: Queue, head: Sequence[int], model: str) -> None:
+        self._backend, self._queue, self._head, self._model = backend, queue, tuple(head), model
+
+    def score(self, batch: list[Task]) -> list[Task]:
+        """Score the batch's rows; for each question that is complete with it, the task that completed it."""
+        groups: dict[int, list[Task]] = {}
+        for task in batch:
+            groups.setdefault(id(task.question.prefix), []).append(task)
+        complete: list[Task] = []
+        self._score_tasks(list(groups.values()), complete)
+        return complete
+
+    def _score_tasks(self, groups: list[list[Task]], complete: list[Task]) -> None:
+        """Score tasks grouped by prefix, in halves where the device is too small or a row spoils the others.
+
+        A row that fails alone keeps its error as its scores.
+        """
+        scores: list[list[RowScores | Exception]]
+        try:
+            scores = self._backend.score(
+                [
+                    Group(tasks[0].question.prefix, [task.question.rows[task.number] for task in tasks])
+                    for tasks in groups
+                ]
+            )
+        except Exception as error:
+            rows = sum(map(len, groups))
+            if isinstance(error, OutOfDeviceMemory):
+                self._queue.shrink()
+            elif not isinstance(error, APIError):
+                logger.exception("a forward of %d rows failed on %s", rows, self._model)
+            if rows > 1:
+                for half in _halves(groups, rows // 2):
+                    self._score_tasks(half, complete)
+                return
+            if not isinstance(error, OutOfDeviceMemory | APIError):
+                self._check()
+            scores = [[error]]
+        else:
+            self._queue.fitted()
+        for tasks, found in zip(groups, scores, strict=True):
+            for task, row in zip(tasks, found, strict=True):
+                task.question.scores[task.number] = row
+                if len(task.question.scores) == len(task.question.rows):
+                    complete.append(task)
+
+    def _check(self) -> None:
+        """After a row failed alone: was it the row, or can the model (a broken CUDA context) answer nothing?"""
+        group = Group(Prefix(self._head), [Row((self._head[-1],), (Read(0, (0,)),))])
+        try:
+            self._backend.score([group])
+        except OutOfDeviceMemory:
+            pass  # full, not broken
+        except Exception as error:
+            raise ModelLost(f"{self._model} failed a forward that it did before") from error
+        finally:
+            self._backend.release(group.prefix)
+
+
+def _halves(groups: list[list[Task]], size: int) -> tuple[list[list[Task]], list[list[Task]]]:
+    """The first `size` tasks and the others, still by prefix."""
+    first: list[list[Task]] = []
+    second: list[list[Task]] = []
+    for tasks in groups:
+        cut = min(size, len(tasks))
+        size -= cut
+        if cut:
+            first.append(tasks[:cut])
+        if cut < len(tasks):
+            second.append(tasks[cut:])
+    return first, second

@@ -12,7 +12,7 @@ import math
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -196,13 +196,10 @@ def _bytes(weight: NDArray[np.float32], dtype: str) -> bytes:
 
 
 def _values(tensor: Any) -> NDArray[np.float32]:
-    """A tensor as float32 in its own shape. Raises UnsupportedModelError for a quantisation without a reader."""
+    """A tensor as float32 in its own shape."""
     from gguf.quants import dequantize
 
-    try:
-        values = dequantize(tensor.data, tensor.tensor_type)
-    except NotImplementedError:
-        raise UnsupportedModelError(f"the quantisation {tensor.tensor_type.name} cannot be read") from None
+    values = dequantize(tensor.data, tensor.tensor_type)
     return np.asarray(values, np.float32).reshape(tuple(int(n) for n in reversed(tensor.shape)))
 
 
@@ -223,7 +220,25 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _refusal(fields: Mapping[str, Any], tensors: Mapping[str, Any]) -> str | None:
-    return gguf_model.refusal(fields) or gguf_tokenizer.refusal(fields)
+    """Why this file cannot be loaded, None when it can: its model, its tokenizer, its quantisation."""
+    return (
+        gguf_model.refusal(fields, tensors)
+        or gguf_tokenizer.refusal(fields)
+        or _unreadable({tensor.tensor_type for tensor in tensors.values()})
+    )
+
+
+def _unreadable(kinds: Iterable[Any]) -> str | None:
+    from gguf import GGML_QUANT_SIZES
+    from gguf.quants import dequantize
+
+    for kind in kinds:
+        _, block_bytes = GGML_QUANT_SIZES[kind]
+        try:
+            dequantize(np.zeros((1, block_bytes), np.uint8), kind)
+        except NotImplementedError:
+            return f"its quantisation {kind.name} cannot be read"
+    return None
 
 
 def _main_type(tensors: Mapping[str, Any]) -> str:

@@ -36,11 +36,7 @@ ROPE_FACTORS = "rope_freqs.weight"
 
 
 def names(architecture: str, layers: int, tensors: Mapping[str, Any]) -> dict[str, str]:
-    """Checkpoint name by tensor name. Raises UnsupportedModelError for a tensor too few or too many.
-
-    A tensor that is missing would be filled with random numbers by a loader, one that is not read would change what the
-    model computes: neither may pass.
-    """
+    """Checkpoint name by tensor name, for every tensor that a plain model of this architecture has."""
     wanted = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}
     if "output.weight" in tensors:
         wanted["output.weight"] = "lm_head.weight"
@@ -51,12 +47,6 @@ def names(architecture: str, layers: int, tensors: Mapping[str, Any]) -> dict[st
         if architecture == "qwen2":
             for old in BIASES:
                 wanted[f"blk.{i}.{old}.bias"] = f"model.layers.{i}.{LAYER[old]}.bias"
-    if missing := wanted.keys() - tensors.keys():
-        raise UnsupportedModelError(f"this GGUF file is refused: its tensor {min(missing)!r} is missing")
-    if extra := tensors.keys() - wanted.keys() - {ROPE_FACTORS}:
-        raise UnsupportedModelError(
-            f"this GGUF file is refused: {min(extra)!r} is no tensor of a plain {architecture} model"
-        )
     return wanted
 
 
@@ -69,8 +59,12 @@ def arranged(architecture: str, fields: Mapping[str, Any], name: str, weight: ND
     return weight.reshape(heads, len(weight) // heads // 2, 2, -1).swapaxes(1, 2).reshape(weight.shape)
 
 
-def refusal(fields: Mapping[str, Any]) -> str | None:
-    """Why a model of this metadata cannot be converted; None when it can."""
+def refusal(fields: Mapping[str, Any], tensors: Mapping[str, Any]) -> str | None:
+    """Why a model of this metadata and these tensors cannot be converted; None when it can.
+
+    A tensor that is missing would be filled with random numbers by a loader, one that is not read would change what the
+    model computes: neither may pass.
+    """
     architecture = fields.get("general.architecture")
     if architecture not in ARCHITECTURES:
         return f"its architecture {architecture!r} is not one of {', '.join(ARCHITECTURES)}"
@@ -85,6 +79,11 @@ def refusal(fields: Mapping[str, Any]) -> str | None:
     head = fields.get(f"{architecture}.attention.key_length", fields[f"{architecture}.embedding_length"] // heads)
     if fields.get(f"{architecture}.rope.dimension_count", head) != head:
         return "it rotates only a part of each head"
+    wanted = names(architecture, fields[f"{architecture}.block_count"], tensors).keys()
+    if missing := wanted - tensors.keys():
+        return f"its tensor {min(missing)!r} is missing"
+    if extra := tensors.keys() - wanted - {ROPE_FACTORS}:
+        return f"{min(extra)!r} is no tensor of a plain {architecture} model"
     return None
 
 

@@ -1,0 +1,141 @@
+"""Wordings to compare: every fixed word of a prompt, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from string import ascii_uppercase
+
+from sakuradite.records import QuestionRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Wording:
+    """One way to ask. `{}` in a text stands for the caller's words; an empty text leaves its line out."""
+
+    name: str
+    head: str = "Read the text below, then answer the question about it.\n\nText:\n"
+    before: str = "\n"
+    """Between the state and the question."""
+    ask: str = "Question: {}"
+    ask_noul: str = "Question: {}"
+    options: str = "Options:"
+    levels: str = "Levels, from lowest to highest:"
+    option: str = "{code}. {text}"
+    reply: str = "Answer with the code of one option."
+    reply_noul: str = "Answer {} or {}."
+    means: str = "{code} means: {text}"
+    noul: tuple[str, str] | None = ("Yes", "No")
+    """The two labels; None asks a noul as a choice of two coded options, Yes and No."""
+    choice_codes: str = ascii_uppercase
+    score_codes: str = ascii_uppercase
+    cue: str = "Answer:"
+    gap: str = " "
+    digit_cue: str = "Answer: "
+    """Used where the codes are digits: `" 1"` is two tokens for many tokenizers, so the space goes before."""
+
+    def codes(self, question: QuestionRecord) -> Sequence[str]:
+        """The labels of a question, in the order of its candidates."""
+        if question.kind == "noul":
+            return self.noul or self.choice_codes[:2]
+        count = len(question.candidates)
+        codes = self.choice_codes if question.kind == "choice" else self.score_codes
+        return codes[:count] if count <= len(codes) else ascii_uppercase[:count]
+
+    def cue_of(self, codes: Sequence[str]) -> tuple[str, str]:
+        """How the reply begins, and what stands between that and a label."""
+        return (self.digit_cue, "") if codes[0].isdigit() else (self.cue, self.gap)
+
+    def text(self, question: QuestionRecord, codes: Sequence[str]) -> str:
+        """What follows the state."""
+        lines = []
+        about = _text(question.instructions)
+        candidates = [(c.name, _text(c.description)) for c in question.candidates]
+        if question.kind == "noul":
+            if about is not None:
+                lines.append(self.ask_noul.format(about))
+            if self.noul is None:
+                named = [(name, meaning) for name, (_, meaning) in zip(("Yes", "No"), candidates, strict=True)]
+                lines += [self.options, *self._listed(codes, named)]
+                lines.append(self.reply)
+            else:
+                lines += [
+                    self.means.format(code=code, text=meaning)
+                    for code, (_, meaning) in zip(codes, candidates, strict=True)
+                    if meaning is not None
+                ]
+                lines.append(self.reply_noul.format(*codes))
+        else:
+            if about is not None:
+                lines.append(self.ask.format(about))
+            lines.append(self.options if question.kind == "choice" else self.levels)
+            if question.kind == "score":
+                candidates = [(meaning or "", None) for _, meaning in candidates]
+            lines += self._listed(codes, candidates)
+            lines.append(self.reply)
+        return self.before + "\n".join(line for line in lines if line)
+
+    def _listed(self, codes: Sequence[str], candidates: Sequence[tuple[str, str | None]]) -> list[str]:
+        return [
+            self.option.format(code=code, text=name if about is None else f"{name}: {about}")
+            for code, (name, about) in zip(codes, candidates, strict=True)
+        ]
+
+
+def _text(prose: tuple[str | int, ...] | None) -> str | None:
+    return None if prose is None else "".join(str(part) for part in prose)
+
+
+DIGITS = "123456789"
+BASE = Wording("base")
+
+WORDINGS = {
+    w.name: w
+    for w in (
+        BASE,
+        # where the fixed words stand, and how many there are
+        replace(BASE, name="no-head", head=""),
+        replace(BASE, name="text-only", head="Text:\n"),
+        replace(
+            BASE,
+            name="reply-in-head",
+            head="Read the text, then answer the question about it with one code.\n\nText:\n",
+            reply="",
+        ),
+        replace(
+            BASE, name="task-after", head="", before="\n\nRead the text above, then answer the question about it.\n"
+        ),
+        replace(
+            BASE,
+            name="long-head",
+            head="You will read a text and a question about it. Judge only by what the text says. "
+            "Answer with the code of the one answer that fits best.\n\nText:\n",
+        ),
+        # what the reply begins with
+        replace(BASE, name="no-cue", cue="", gap="", digit_cue=""),
+        replace(BASE, name="answer-is", cue="The answer is", digit_cue="The answer is "),
+        replace(BASE, name="bracket", cue="Answer: (", gap="", digit_cue="Answer: (", option="({code}) {text}"),
+        # labels of options
+        replace(BASE, name="digits", choice_codes=DIGITS, score_codes=DIGITS),
+        replace(BASE, name="digits-from-0", choice_codes="0" + DIGITS, score_codes="0" + DIGITS),
+        # labels of a noul
+        replace(BASE, name="noul-options", noul=None),
+        replace(BASE, name="noul-true-false", noul=("True", "False")),
+        replace(BASE, name="noul-statement", ask_noul="Is this true of the text? {}"),
+        replace(
+            BASE,
+            name="noul-according",
+            ask_noul="According to the text: {}",
+            reply_noul="Is that right? Answer {} or {}.",
+        ),
+        # words around the options
+        replace(BASE, name="letter-reply", reply="Answer with the letter of the best option."),
+        replace(BASE, name="no-reply", reply="", reply_noul="{} or {}?"),
+        replace(
+            BASE,
+            name="fits-best",
+            reply="Which one fits the text best? Answer with its code only.",
+            reply_noul="Answer only {} or {}.",
+        ),
+    )
+}

@@ -7,12 +7,13 @@ import re
 import zlib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import zstandard
+from typing import TYPE_CHECKING, Any
 
 from sakuradite.errors import InvalidRequestError, RequestTooLargeError, UnsupportedMediaTypeError
 from sakuradite.http.problems import invalid
+
+if TYPE_CHECKING:
+    import zstandard
 
 type Receive = Callable[[], Awaitable[dict[str, Any]]]
 type Headers = Mapping[bytes, bytes]
@@ -110,6 +111,8 @@ def _gunzip(body: bytes, limit: int) -> bytes:
 
 
 def _unzstd(body: bytes, limit: int) -> bytes:
+    import zstandard  # of [server]; clients import this package for its messages
+
     decompressor = zstandard.ZstdDecompressor(max_window_size=max(MIN_ZSTD_WINDOW, 1 << (limit - 1).bit_length()))
     try:
         declared = zstandard.frame_content_size(body)
@@ -126,6 +129,8 @@ def _unzstd(body: bytes, limit: int) -> bytes:
 
 
 def _unzstd_frames(decompressor: zstandard.ZstdDecompressor, body: bytes, limit: int) -> bytes:
+    import zstandard
+
     out: list[bytes] = []
     size = 0
     frame = decompressor.decompressobj()

@@ -101,8 +101,8 @@ def explain(error: PydanticValidationError, data: Any, root: Loc = ("body",)) ->
             continue  # the other branch of the union got further
         if len(kinds) > 1 and kinds <= CONTENT_TYPES:
             names = {"string_type": "text", "dict_type": "a JSON object", "list_type": "a JSON list"}
-            expected = " or ".join(name for kind, name in names.items() if kind in kinds)
-            problems.append(problem(loc, f"Input should be {expected}", "content_type"))
+            *some, last = (name for kind, name in names.items() if kind in kinds)
+            problems.append(problem(loc, f"Input should be {', '.join(some)} or {last}", "content_type"))
             continue
         problems += [problem(loc, msg, type_) for type_, msg in dict.fromkeys(entries)]
     return refusal(problems)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from sakuradite.answers import DecisionResult
 from sakuradite.config import ModelConfig
-from sakuradite.http import admin, decisions, examples, health, models, refusals
+from sakuradite.http import admin, decisions, examples, health, models, reference, refusals
 from sakuradite.http.dialects.native import DecisionRequest
 from sakuradite.http.dialects.openai import OpenAIDecisionRequest
 from sakuradite.http.dialects.systemone import SystemOneRequest
@@ -118,6 +118,28 @@ ROUTES: Sequence[Route] = (
         (Answer(200, "A model is ready.", health.Health), Answer(503, "No model is ready yet.", health.Health)),
         examples=examples.READY,
         head=True,
+    ),
+    Route(
+        "GET",
+        "/docs",
+        "getDocs",
+        "Reference",
+        "This page",
+        "The API reference as one HTML file that needs no script and no network.",
+        "inference",
+        reference.docs,
+        (Answer(200, "The page.", str, "text/html"),),
+    ),
+    Route(
+        "GET",
+        "/openapi.json",
+        "getOpenAPI",
+        "Reference",
+        "The OpenAPI document",
+        "OpenAPI 3.1 of every endpoint here.",
+        "inference",
+        reference.openapi,
+        (Answer(200, "The document.", dict),),
     ),
     Route(
         "GET",

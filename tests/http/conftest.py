@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.http.serving import MODEL, Served, ScriptedGateway, serve
+from tests.http.serving import MODEL, ScriptedGateway, Served, serve
 
 API_KEY = "sk-test-inference"
 ADMIN_KEY = "sk-test-admin"

@@ -41,7 +41,7 @@ def capabilities(**changes: Any) -> ModelCapabilities:
 
 
 class EngineGateway:
-    """One engine with the fake backend, started in the server's own loop. Names listed in `loading` are on their way."""
+    """One engine with the fake backend, started in the server's own loop. Names in `loading` are on their way."""
 
     def __init__(self, model: str = MODEL, **settings: Any) -> None:
         self.config = ModelConfig(model=model, backend="fake", **settings)
@@ -106,9 +106,7 @@ class ScriptedGateway(EngineGateway):
     async def stop(self) -> None:
         pass
 
-    async def decide(  # type: ignore[override]  # an async generator function is what the protocol asks for
-        self, model: ResidentModel, request: RequestRecord
-    ) -> AsyncGenerator[list[Outcome]]:
+    async def decide(self, model: ResidentModel, request: RequestRecord) -> AsyncGenerator[list[Outcome]]:
         self.requests.append(request)
         try:
             async for group in self.script(request):

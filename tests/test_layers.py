@@ -18,8 +18,8 @@ LAYERS = {
     "errors": set[str](),
     "records": {"errors"},
     "config": {"errors"},
-    "images": {"errors"},
-    "questions": {"records", "errors", "images"},
+    "images": {"records"},
+    "questions": {"records", "errors"},
     "answers": {"questions", "records"},
     "operations": {"config", "errors"},
     "hub": VOCABULARY | {"engine"},  # inspect asks the engine which checkpoints it can load

@@ -83,6 +83,7 @@ def model_application(
         max_ongoing_requests=MAX_ONGOING_CALLS,
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=drain,
+        max_constructor_retry_count=1,  # it reports its own failure; only a process that cannot start comes here
         health_check_period_s=HEALTH_PERIOD_SECONDS,
         health_check_timeout_s=HEALTH_TIMEOUT_SECONDS,
         **scale,

@@ -382,7 +382,8 @@ def _same(name: str, wanted: ModelConfig, record: ModelRecord) -> bool:
         return value is None or value in (*there, record.revision)
     if name in RESOLVED:
         if record.capabilities is not None:
-            there.append(getattr(record.capabilities, name))
+            found: str = getattr(record.capabilities, name)
+            there += [found, found.partition(":")[0]]  # "cuda" is what "cuda:0" was asked for
         return value == "auto" or value in there
     return bool(value == there[0])
 

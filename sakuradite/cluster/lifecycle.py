@@ -81,7 +81,8 @@ class Lifecycle:
         if record is not None and record.state in ("loading", "ready"):
             if different := differences(config, record):
                 raise InvalidLifecycleError(
-                    f"{model} is {record.state} with another {', '.join(different)}; unload it first", param=different[0]
+                    f"{model} is {record.state} with another {', '.join(different)}; unload it first",
+                    param=different[0],
                 )
             return self.operations.get(record.operation.id, record.operation)
         operation = self._new("load", model)
@@ -304,7 +305,13 @@ class Lifecycle:
 
     def _new(self, kind: str, model: str, result: dict[str, Any] | None = None) -> Operation:
         operation = Operation.model_validate(
-            {"id": f"op_{secrets.token_hex(12)}", "kind": kind, "model": model, "created": time.time(), "result": result}
+            {
+                "id": f"op_{secrets.token_hex(12)}",
+                "kind": kind,
+                "model": model,
+                "created": time.time(),
+                "result": result,
+            }
         )
         self.operations[operation.id] = operation
         self._save_history()
@@ -386,5 +393,3 @@ def _same(name: str, wanted: ModelConfig, record: ModelRecord) -> bool:
             there += [found, found.partition(":")[0]]  # "cuda" is what "cuda:0" was asked for
         return value == "auto" or value in there
     return bool(value == there[0])
-
-

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,7 +85,8 @@ def _local(path: Path, revision: str | None, home: Path, progress: OnProgress) -
         return Checkpoint(str(path), path, None, False, _created(path))
     if path.suffix.lower() != ".gguf":
         raise UnsupportedModelError(f"{path} is neither a checkpoint folder nor a .gguf file", param="model")
-    gguf = importlib.import_module("sakuradite.hub.gguf")
+    from sakuradite.hub import gguf
+
     return Checkpoint(str(path), gguf.to_checkpoint(path, home, progress), None, False, int(path.stat().st_mtime))
 
 

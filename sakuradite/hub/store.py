@@ -122,7 +122,9 @@ class Store:
         if not COMMIT.fullmatch(remote.commit):
             raise UnsupportedModelError(f"the hub named {remote.commit!r} as the commit of {model}")
         with self._lock(model, remote.commit, progress):
-            folder = private_folder(self._folder(model, make=True))
+            folder = self._folder(model)
+            if os.path.lexists(folder):
+                private_folder(folder)
             record = self._record(model) or Record(model=model)
             snapshot = record.snapshots.get(remote.commit)
             if snapshot is None or not _is_whole(folder / remote.commit, snapshot):
@@ -135,7 +137,7 @@ class Store:
                     pulled=time.time(),
                 )
                 sources = {file.name: source for file in wanted if (source := _source(remote, file, folder, record))}
-                fetch(self.hub, remote, wanted, partial, sources, progress)
+                fetch(self.hub, remote, wanted, partial, sources, progress, disk=self.root.resolve())
                 record.snapshots[remote.commit] = snapshot
             record.revisions |= {name: remote.commit, remote.commit: remote.commit}
             _write_record(folder, record)
@@ -229,16 +231,14 @@ class Store:
         self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
         private_folder(self.root.resolve() if self.root.is_symlink() else self.root)
 
-    def _folder(self, model: str, make: bool = False) -> Path:
+    def _folder(self, model: str) -> Path:
         check_hub_id(model)
-        if make:
-            self._make_root()
         return self.root.resolve() / _folder_name(model)
 
     def _record(self, model: str) -> Record | None:
         """model.json; None where it is missing or cannot be understood (a pull then writes it anew)."""
         path = self._folder(model) / RECORD
-        if regular_file_size(path) is None:
+        if path.parent.is_symlink() or regular_file_size(path) is None:
             return None
         try:
             record = Record.model_validate_json(path.read_bytes())

@@ -34,17 +34,17 @@ def fetch(
     folder: Path,
     sources: Mapping[str, Path],
     progress: OnProgress,
+    disk: Path,
 ) -> None:
-    """Bring every wanted file into `folder`, whole and with its hash checked.
+    """Bring every wanted file into `folder`, whole and with its hash checked. `disk` is a folder of the same disk.
 
     What an earlier call left there is kept or gone on with. `sources` are files on disk that may be the wanted ones;
     they are linked where possible, copied elsewhere. Raises InsufficientStorageError before the first byte when the
     disk is too small, or later when something else has filled it.
     """
     missing = [file for file in wanted if regular_file_size(folder / file.name) != file.size]
-    _check_room(remote, missing, sources, folder)
-    for place in {(folder / file.name).parent for file in wanted} | {folder}:
-        private_folder(folder)
+    _check_room(remote, missing, sources, folder, disk)
+    for place in (folder.parent, folder, *((folder / file.name).parent for file in wanted)):
         private_folder(place)
     total, stop = sum(file.size for file in wanted), threading.Event()
 
@@ -74,8 +74,8 @@ def fetch(
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise InsufficientStorageError(
-                f"The disk of {folder.parent} became full while {remote.model} was downloaded: {arrived(folder)} of "
-                f"{total} bytes are there, {free_bytes(folder)} are free. Make room and pull again; it goes on where "
+                f"The disk of {disk} became full while {remote.model} was downloaded: {arrived(folder)} of "
+                f"{total} bytes are there, {free_bytes(disk)} are free. Make room and pull again; it goes on where "
                 "it ended."
             ) from None
         raise
@@ -96,17 +96,17 @@ def free_bytes(path: Path) -> int:
 
 
 def _check_room(
-    remote: RemoteSnapshot, missing: Sequence[RemoteFile], sources: Mapping[str, Path], folder: Path
+    remote: RemoteSnapshot, missing: Sequence[RemoteFile], sources: Mapping[str, Path], folder: Path, disk: Path
 ) -> None:
     needed = sum(
         file.size - (regular_file_size(folder / (file.name + PART)) or 0)
         for file in missing
-        if not (file.name in sources and _can_link(sources[file.name], folder.parent))
+        if not (file.name in sources and _can_link(sources[file.name], disk))
     )
-    free = free_bytes(folder.parent)
+    free = free_bytes(disk)
     if needed > free:
         raise InsufficientStorageError(
-            f"{remote.model} needs {needed} more bytes on the disk of {folder.parent}, {free} are free. Make room "
+            f"{remote.model} needs {needed} more bytes on the disk of {disk}, {free} are free. Make room "
             "(sakuradite list, sakuradite rm), or move the home (SAKURADITE_HOME)."
         )
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -70,6 +73,19 @@ def write(folder: Path, files: Mapping[str, bytes]) -> Path:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
     return folder
+
+
+def environment(standin: StandIn, **more: str) -> dict[str, str]:
+    """What a process of its own sees: the stand-in for a hub, no login."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING_FACE"))}
+    return kept | {"HF_ENDPOINT": standin.endpoint, "HF_HUB_DISABLE_TELEMETRY": "1"} | more
+
+
+def start(script: str, *arguments: str, environment: dict[str, str], **options: Any) -> subprocess.Popen[str]:
+    """A Python of its own that runs a script."""
+    return subprocess.Popen(
+        [sys.executable, "-c", script, *arguments], env=environment, text=True, stdout=subprocess.PIPE, **options
+    )
 
 
 @pytest.fixture

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import stat
+import time
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from sakuradite.errors import HubUnavailableError, InvalidLifecycleError, ModelNotFoundError
+from sakuradite.hub import remote
 from sakuradite.hub.store import Store
 from sakuradite.operations import Progress
-from tests.hub.conftest import checkpoint, sharded
+from tests.hub.conftest import checkpoint, environment, sharded, start, write
 from tests.hub.standin import Fault, StandIn
 
 MODEL = "org/tiny"
@@ -36,8 +40,6 @@ def test_pull_brings_what_a_load_needs_and_nothing_else(store: Store, standin: S
 
 def test_everything_belongs_to_its_owner_alone(store: Store, standin: StandIn) -> None:
     standin.add(MODEL, checkpoint() | {"additional_chat_templates/tool.jinja": b"{{ tools }}"})
-    os.umask(mask := os.umask(0o022))
-    assert mask is not None
     store.pull(MODEL)
     for path in (store.home, store.root, *store.root.rglob("*")):
         mode = stat.S_IMODE(path.lstat().st_mode)
@@ -136,3 +138,211 @@ def test_a_stopped_pull_is_taken_up_by_the_next_one(store: Store, standin: Stand
     (again,) = standin.downloads("model.safetensors")
     assert int((again.range or "").removeprefix("bytes=").removesuffix("-")) >= 1_000_000
     assert not list(store.root.rglob("*.part*"))
+
+
+def test_a_file_that_was_lost_is_fetched_again(store: Store, standin: StandIn) -> None:
+    standin.add(MODEL, sharded())
+    found = store.pull(MODEL)
+    (found.path / "model-00002-of-00003.safetensors").unlink()
+    (found.path / "model-00003-of-00003.safetensors").write_bytes(b"cut")
+    assert store.find(MODEL) is None
+    assert not next(iter(store.list())).complete
+    standin.seen.clear()
+    assert store.pull(MODEL).path == found.path
+    fetched = {s.path.rsplit("/", 1)[1] for s in standin.seen if s.server == "cdn"}
+    assert fetched == {"model-00002-of-00003.safetensors", "model-00003-of-00003.safetensors"}
+    assert store.find(MODEL) is not None
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(corrupt=True),
+        Fault(times=3, status=503),
+        Fault(status=429, headers={"retry-after": "0"}),
+        Fault(times=2, status=500),
+    ],
+    ids=["wrong bytes", "busy", "rate limited", "broken"],
+)
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_a_fault_of_the_hub_that_passes_is_survived(store: Store, standin: StandIn, fault: Fault, name: str) -> None:
+    files = checkpoint()
+    standin.add(MODEL, files)
+    standin.faults[name] = replace(fault)
+    found = store.pull(MODEL)
+    assert (found.path / name).read_bytes() == files[name]
+    assert standin.faults[name].times == 0
+
+
+def test_wrong_bytes_are_never_kept(store: Store, standin: StandIn) -> None:
+    standin.add(MODEL, checkpoint())
+    standin.faults["model.safetensors"] = Fault(times=2, corrupt=True)
+    with pytest.raises(HubUnavailableError, match=r"model\.safetensors of org/tiny arrived twice with a wrong hash"):
+        store.pull(MODEL)
+    assert store.find(MODEL) is None
+
+
+def test_a_server_without_ranges_sends_it_all_again(store: Store, standin: StandIn) -> None:
+    files = checkpoint()
+    standin.add(MODEL, files)
+    standin.faults["model.safetensors"] = Fault(times=1, cut_after=9_000)
+
+    def after_the_cut(name: str) -> None:
+        if name == "model.safetensors" and standin.faults[name].times == 0 and standin.faults[name].cut_after:
+            standin.faults[name] = Fault(times=1, ignore_range=True)
+
+    standin.before_send = after_the_cut
+    found = store.pull(MODEL)
+    assert (found.path / "model.safetensors").read_bytes() == files["model.safetensors"]
+    assert [s.range for s in standin.downloads("model.safetensors")] == [None, "bytes=9000-"]
+
+
+def test_a_hub_that_never_sends_is_given_up_with_what_came_kept(store: Store, standin: StandIn) -> None:
+    standin.add(MODEL, checkpoint())
+    standin.faults["model.safetensors"] = Fault(times=1, cut_after=9_000)
+
+    def then_nothing(name: str) -> None:
+        if name == "model.safetensors" and standin.faults[name].times == 0 and standin.faults[name].cut_after:
+            standin.faults[name] = Fault(times=99, cut_after=0)
+
+    standin.before_send = then_nothing
+    with pytest.raises(HubUnavailableError, match="cannot be reached"):
+        store.pull(MODEL)
+    assert len(standin.downloads("model.safetensors")) == 1 + remote.ATTEMPTS
+    (part,) = store.root.rglob("model.safetensors.part")
+    assert part.stat().st_size == 9_000
+
+
+def test_the_token_goes_to_the_hub_and_not_to_the_cdn(
+    store: Store, standin: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    standin.add(MODEL, checkpoint(), gated=True, readers={"hf_reader"})
+    monkeypatch.setenv("HF_TOKEN", "hf_reader")
+    store.pull(MODEL)
+    assert {s.authorization for s in standin.seen if s.server == "hub"} == {"Bearer hf_reader"}
+    assert {s.authorization for s in standin.seen if s.server == "cdn"} == {None}
+    assert not any(b"hf_reader" in path.read_bytes() for path in store.root.rglob("*") if path.is_file())
+
+
+def test_an_existing_login_is_used(store: Store, standin: StandIn, tmp_path: Path) -> None:
+    standin.add(MODEL, checkpoint(), private=True, readers={"hf_reader"})
+    (tmp_path / "no-token").write_text("hf_reader\n")
+    assert store.pull(MODEL).complete
+
+
+def test_files_of_hugging_faces_cache_are_linked_after_their_hash_was_checked(
+    store: Store, standin: StandIn, tmp_path: Path
+) -> None:
+    files = sharded()
+    commit = standin.add(MODEL, files)
+    blobs = write(tmp_path / "hf-cache" / "models--org--tiny" / "blobs", files)
+    snapshot = tmp_path / "hf-cache" / "models--org--tiny" / "snapshots" / commit
+    snapshot.mkdir(parents=True)
+    for name in files:
+        (snapshot / name).symlink_to(Path("../../blobs") / name)
+    damaged = blobs / "model-00001-of-00003.safetensors"
+    damaged.write_bytes(bytes(len(files[damaged.name])))
+    found = store.pull(MODEL)
+    assert {s.path.rsplit("/", 1)[1] for s in standin.seen if s.server == "cdn"} == {damaged.name}
+    assert {name: (found.path / name).read_bytes() for name in files if not name.endswith((".md", ".py"))} == {
+        name: data for name, data in files.items() if not name.endswith((".md", ".py"))
+    }
+    assert (found.path / "model-00002-of-00003.safetensors").samefile(blobs / "model-00002-of-00003.safetensors")
+    assert not any(path.is_symlink() for path in store.root.rglob("*"))
+
+
+def test_remove_frees_everything_of_a_model(store: Store, standin: StandIn) -> None:
+    standin.add(MODEL, checkpoint(weights=100))
+    standin.add("org/other", checkpoint())
+    store.pull(MODEL)
+    standin.add(MODEL, checkpoint(weights=200))
+    store.pull(MODEL)
+    other = store.pull("org/other")
+    (listed,) = (m for m in store.list() if m.model == MODEL)
+    assert store.remove(MODEL) == listed.bytes
+    assert list(store.list()) == [other]
+    assert not (store.root / "org--tiny").exists()
+    with pytest.raises(ModelNotFoundError, match=r"org/tiny is not in the store .*/home/models"):
+        store.remove(MODEL)
+
+
+def test_remove_waits_for_nobody(store: Store, standin: StandIn) -> None:
+    standin.add(MODEL, checkpoint())
+    outcomes: list[str] = []
+
+    def remove_meanwhile(progress: Progress) -> None:
+        if progress.phase == "downloading" and not outcomes:
+            with pytest.raises(InvalidLifecycleError, match="org/tiny is being downloaded"):
+                store.remove(MODEL)
+            outcomes.append("refused")
+
+    store.pull(MODEL, progress=remove_meanwhile)
+    assert outcomes == ["refused"]
+    assert store.find(MODEL) is not None
+
+
+PULL = """
+import sys
+from pathlib import Path
+from sakuradite.hub.store import Store
+phases = []
+Store(Path(sys.argv[1])).pull("org/tiny", progress=lambda p: phases.append(p.phase))
+print(",".join(dict.fromkeys(phases)))
+"""
+
+
+def test_two_processes_that_pull_one_model_download_it_once(
+    store: Store, standin: StandIn, home: Path, tmp_path: Path
+) -> None:
+    files = checkpoint(weights=2_000_000)
+    standin.add(MODEL, files)
+    standin.delay = 0.02  # 1.3 s for the weights: the second process is there long before they are
+    env = environment(standin, HF_HOME=str(tmp_path / "hf"))
+
+    def until_both_asked(name: str) -> None:
+        """Hold the first download until the second process has asked which commit there is."""
+        while sum(s.path.startswith("/api/models/") for s in standin.seen) < 2:
+            time.sleep(0.01)
+
+    standin.before_send = until_both_asked
+    processes = [start(PULL, str(home), environment=env) for _ in range(2)]
+    phases = sorted(process.communicate(timeout=120)[0].strip() for process in processes)
+    assert [process.returncode for process in processes] == [0, 0]
+    assert phases == ["resolving,downloading,done", "resolving,waiting,done"]
+    assert len(standin.downloads("model.safetensors")) == 1
+    found = store.find(MODEL)
+    assert found is not None
+    assert (found.path / "model.safetensors").read_bytes() == files["model.safetensors"]
+
+
+def test_a_killed_pull_leaves_nothing_that_looks_whole_and_goes_on(
+    store: Store, standin: StandIn, home: Path, tmp_path: Path
+) -> None:
+    files = checkpoint(weights=2_000_000)
+    standin.add(MODEL, files)
+    standin.delay = 0.02
+    process = start(PULL, str(home), environment=environment(standin, HF_HOME=str(tmp_path / "hf")))
+    deadline = time.monotonic() + 60
+    while sum(p.stat().st_size for p in home.rglob("model.safetensors.part")) < 1_000_000:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.kill()
+    process.communicate()
+    assert store.find(MODEL) is None
+    assert [m.complete for m in store.list()] == [False]
+    standin.delay = 0.0
+    standin.seen.clear()
+    found = store.pull(MODEL)
+    assert (found.path / "model.safetensors").read_bytes() == files["model.safetensors"]
+    assert (standin.downloads("model.safetensors")[0].range or "bytes=0-") > "bytes=1"
+
+
+def test_an_unreadable_record_is_written_anew(store: Store, standin: StandIn) -> None:
+    standin.add(MODEL, checkpoint())
+    found = store.pull(MODEL)
+    (store.root / "org--tiny" / "model.json").write_text("{")
+    assert store.find(MODEL) is None
+    assert [m.complete for m in store.list()] == [False]
+    standin.seen.clear()
+    assert store.pull(MODEL).path == found.path
+    assert not [s for s in standin.seen if s.server == "cdn"]

@@ -1,0 +1,326 @@
+"""The managed checkpoints under `<home>/models`: pull, find, list, remove.
+
+    models/                         entered by its owner alone; may itself be a link to another disk
+      .locks/org--name.lock         held while a model is pulled or removed
+      org--name/
+        model.json                  what is here: revisions, commits, files with their sizes and hashes
+        <commit>/                   a whole checkpoint: plain files, no links
+        <commit>.partial/           a download on its way: `x.part` grows, `x` is whole and its hash was checked
+
+A snapshot counts as whole when model.json lists it and every file has its listed size, and its folder gets its name
+only after the last file was checked. Old snapshots stay until `remove`: a replica that restarts needs its commit.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+from huggingface_hub import is_offline_mode
+from pydantic import BaseModel, ValidationError
+
+from sakuradite.errors import (
+    InvalidLifecycleError,
+    ModelNotFoundError,
+    OfflineMissingError,
+    UnsupportedModelError,
+)
+from sakuradite.hub import cache
+from sakuradite.hub.names import COMMIT, check_hub_id, check_revision, is_hub_id
+from sakuradite.hub.registry import check_code
+from sakuradite.hub.remote import Hub, RemoteFile, RemoteSnapshot, open_private
+from sakuradite.hub.safety import json_object, private_folder, regular_file_size
+from sakuradite.hub.selection import CONFIG, TEMPLATES, select
+from sakuradite.hub.transfer import REPORT_EVERY, OnProgress, arrived, fetch, silent
+from sakuradite.operations import Progress
+
+RECORD = "model.json"
+PARTIAL = ".partial"
+
+
+class StoredFile(BaseModel):
+    """A file as the hub listed it."""
+
+    size: int
+    digest: str
+
+
+class StoredSnapshot(BaseModel):
+    """A commit's files. Times are in seconds since the epoch; `released` is the hub's."""
+
+    files: dict[str, StoredFile]
+    released: int | None = None
+    pulled: float = 0.0
+
+
+class Record(BaseModel):
+    """model.json: which commit each revision stood for when it was last pulled, and the commits that are here."""
+
+    model: str
+    revisions: dict[str, str] = {}
+    snapshots: dict[str, StoredSnapshot] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredModel:
+    """A model of the store. `revision` is the commit, `bytes` what the whole model takes on disk (all its commits)."""
+
+    model: str
+    revision: str | None
+    path: Path
+    bytes: int
+    complete: bool
+    released: int | None = None
+    pulled: float | None = None
+
+
+class Store:
+    """The checkpoints that this package downloaded. Safe to use from several threads and processes at once."""
+
+    def __init__(self, home: Path, hub: Hub | None = None) -> None:
+        self.home = home
+        self.root = home / "models"
+        self.hub = hub or Hub()
+
+    def find(self, model: str, revision: str | None = None) -> StoredModel | None:
+        """The whole checkpoint of a revision, if it is here. No network; what a branch stood for at the last pull."""
+        folder, record = self._folder(model), self._record(model)
+        if record is None or (commit := _commit(record, check_revision(revision))) is None:
+            return None
+        return self._stored(folder, record, commit) if _is_whole(folder / commit, record.snapshots[commit]) else None
+
+    def pull(
+        self,
+        model: str,
+        revision: str | None = None,
+        offline: bool = False,
+        progress: OnProgress = silent,
+    ) -> StoredModel:
+        """Download what a revision stands for now, unless it is here, and remember its commit.
+
+        A download that broke off goes on where it ended; several processes that ask for one model download it once.
+        Files of Hugging Face's cache are used instead of the network once their hash was checked. `progress` is called
+        in the caller's thread; an exception that it raises stops the download and keeps what has arrived.
+
+        Raises UnsupportedModelError (refused before the download), InsufficientStorageError, OfflineMissingError,
+        ModelNotFoundError, ModelAccessDeniedError, HubUnavailableError.
+        """
+        check_hub_id(model)
+        name = check_revision(revision)
+        if offline or is_offline_mode():
+            if found := self.find(model, revision):
+                return found
+            raise self.offline_missing(model, revision, offline)
+        progress(Progress(phase="resolving"))
+        remote = self.hub.snapshot(model, name)
+        if not COMMIT.fullmatch(remote.commit):
+            raise UnsupportedModelError(f"the hub named {remote.commit!r} as the commit of {model}")
+        with self._lock(model, remote.commit, progress):
+            folder = self._folder(model)
+            if os.path.lexists(folder):
+                private_folder(folder)
+            record = self._record(model) or Record(model=model)
+            snapshot = record.snapshots.get(remote.commit)
+            if snapshot is None or not _is_whole(folder / remote.commit, snapshot):
+                wanted, partial = self._plan(remote), folder / (remote.commit + PARTIAL)
+                if (damaged := folder / remote.commit).exists():  # it was whole, and has lost a file since
+                    shutil.rmtree(damaged) if partial.exists() else damaged.rename(partial)
+                snapshot = StoredSnapshot(
+                    files={file.name: StoredFile(size=file.size, digest=file.digest) for file in wanted},
+                    released=remote.released,
+                    pulled=time.time(),
+                )
+                sources = {file.name: source for file in wanted if (source := _source(remote, file, folder, record))}
+                fetch(self.hub, remote, wanted, partial, sources, progress, disk=self.root.resolve())
+                record.snapshots[remote.commit] = snapshot
+            record.revisions |= {name: remote.commit, remote.commit: remote.commit}
+            _write_record(folder, record)
+            _publish(folder, remote.commit)
+            for stale in folder.glob("*" + PARTIAL):  # of commits that were given up
+                shutil.rmtree(stale)
+            size = sum(file.size for file in snapshot.files.values())
+            progress(Progress(phase="done", bytes_done=size, bytes_total=size))
+            return self._stored(folder, record, remote.commit)
+
+    def list(self) -> Sequence[StoredModel]:
+        """Every model of the store, by name. Those without a whole checkpoint have `complete` false."""
+        if not self.root.is_dir():
+            return []
+        found = []
+        for folder in sorted(path for path in self.root.resolve().iterdir() if path.is_dir()):
+            model = folder.name.replace("--", "/")
+            if not is_hub_id(model):  # .locks, and what somebody else put here
+                continue
+            record = self._record(model)
+            whole = [c for c, s in record.snapshots.items() if _is_whole(folder / c, s)] if record else []
+            if record and whole:
+                found.append(self._stored(folder, record, max(whole, key=lambda c: record.snapshots[c].pulled)))
+            else:
+                found.append(StoredModel(model, None, folder, _disk_bytes(folder), complete=False))
+        return found
+
+    def remove(self, model: str) -> int:
+        """Delete a model, partial downloads too; the bytes that became free. The caller knows that it is not loaded.
+
+        Raises ModelNotFoundError when it is not in the store, InvalidLifecycleError while it is being downloaded.
+        """
+        check_hub_id(model)
+        folder = self._folder(model)
+        if not folder.is_dir():
+            raise ModelNotFoundError(f"{model} is not in the store {self.root}", param="model")
+        try:
+            with FileLock(self._lock_file(model), timeout=0, mode=0o600):
+                freed, gone = _disk_bytes(folder), folder.with_name(f".removed-{folder.name}")
+                if gone.exists():  # an earlier removal was cut off
+                    shutil.rmtree(gone)
+                folder.rename(gone)  # in one step: nobody finds half a model
+                shutil.rmtree(gone)
+        except Timeout:
+            raise InvalidLifecycleError(f"{model} is being downloaded; wait for that to end, or cancel it") from None
+        return freed
+
+    def offline_missing(self, model: str, revision: str | None, offline: bool) -> OfflineMissingError:
+        """The error of a model that is needed offline and is nowhere here."""
+        switch = "offline=True (--offline) was given" if offline else "HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set"
+        record = self._record(model)
+        others = sorted(record.revisions) if record else []
+        held = f" Stored revisions: {', '.join(others)}." if others else ""
+        return OfflineMissingError(
+            f"{model} (revision {revision or 'main'}) is neither in the store {self._folder(model)} nor in the cache "
+            f"{cache.folder()} (HF_HUB_CACHE), and {switch}.{held} Pull it once with a network: "
+            f"sakuradite pull {model}",
+            param="model",
+        )
+
+    def _plan(self, remote: RemoteSnapshot) -> Sequence[RemoteFile]:
+        """The files to fetch, small ones first. Raises UnsupportedModelError before anything is written."""
+        try:
+            selection = select(remote.sizes, lambda name: self.hub.read(remote, name))
+            check_code(json_object(self.hub.read(remote, CONFIG), CONFIG))
+        except UnsupportedModelError as error:
+            raise UnsupportedModelError(f"{remote.model} is refused: {error.message}", param="model") from None
+        return [remote.files[name] for name in selection.names]
+
+    @contextmanager
+    def _lock(self, model: str, commit: str, progress: OnProgress) -> Iterator[None]:
+        """Hold the model. While another process has it, `progress` tells how far that one is."""
+        lock = FileLock(self._lock_file(model), mode=0o600)
+        while True:
+            try:
+                lock.acquire(timeout=REPORT_EVERY)
+                break
+            except Timeout:
+                found = arrived(self._folder(model) / (commit + PARTIAL))
+                progress(Progress(phase="waiting", bytes_done=found))
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _lock_file(self, model: str) -> Path:
+        self._make_root()
+        return private_folder(self.root / ".locks") / f"{_folder_name(model)}.lock"
+
+    def _make_root(self) -> None:
+        self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_folder(self.root.resolve() if self.root.is_symlink() else self.root)
+
+    def _folder(self, model: str) -> Path:
+        check_hub_id(model)
+        return self.root.resolve() / _folder_name(model)
+
+    def _record(self, model: str) -> Record | None:
+        """model.json; None where it is missing or cannot be understood (a pull then writes it anew)."""
+        path = self._folder(model) / RECORD
+        if path.parent.is_symlink() or regular_file_size(path) is None:
+            return None
+        try:
+            record = Record.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError):
+            return None
+        return record if all(COMMIT.fullmatch(commit) for commit in record.snapshots) else None
+
+    def _stored(self, folder: Path, record: Record, commit: str) -> StoredModel:
+        snapshot = record.snapshots[commit]
+        return StoredModel(
+            record.model, commit, folder / commit, _disk_bytes(folder), True, snapshot.released, snapshot.pulled
+        )
+
+
+def _folder_name(model: str) -> str:
+    return model.replace("/", "--")  # ids hold no "--", so no two share a folder
+
+
+def _commit(record: Record, revision: str) -> str | None:
+    """The stored commit of a branch, a tag, a commit, or the unique start (seven digits) of a commit."""
+    commit = record.revisions.get(revision)
+    if commit is None and len(revision) >= 7:
+        starts = [commit for commit in record.snapshots if commit.startswith(revision)]
+        commit = starts[0] if len(starts) == 1 else None
+    return commit if commit in record.snapshots else None
+
+
+def _is_whole(folder: Path, snapshot: StoredSnapshot) -> bool:
+    """Whether every listed file is there, plain and of its size."""
+    if folder.is_symlink() or (folder / TEMPLATES).is_symlink():
+        return False
+    return all(regular_file_size(folder / name) == file.size for name, file in snapshot.files.items())
+
+
+def _publish(folder: Path, commit: str) -> None:
+    """Give a partial folder, all of whose files are whole, the name of its commit."""
+    partial = folder / (commit + PARTIAL)
+    if (folder / commit).exists() or not partial.exists():
+        return
+    for leftover in partial.rglob("*.part"):
+        leftover.unlink()
+    partial.rename(folder / commit)
+    _sync(folder)
+
+
+def _write_record(folder: Path, record: Record) -> None:
+    draft = folder / (RECORD + ".new")
+    draft.unlink(missing_ok=True)
+    with open_private(draft) as file:
+        file.write(record.model_dump_json(indent=1).encode())
+        os.fsync(file.fileno())
+    draft.rename(folder / RECORD)
+    _sync(folder)
+
+
+def _sync(folder: Path) -> None:
+    """Have the names in a folder survive a power cut."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _source(remote: RemoteSnapshot, file: RemoteFile, folder: Path, record: Record) -> Path | None:
+    """A file here that may be the wanted one: in another commit of the store, or in Hugging Face's cache."""
+    for commit, snapshot in record.snapshots.items():
+        known = snapshot.files.get(file.name)
+        if known and known.digest == file.digest and regular_file_size(folder / commit / file.name) == file.size:
+            return folder / commit / file.name
+    cached = cache.snapshot(remote.model, remote.commit)
+    found = cache.file(cached, file.name) if cached else None
+    return found if found and found.stat().st_size == file.size else None
+
+
+def _disk_bytes(folder: Path) -> int:
+    """Bytes of the files under a folder, those that several commits share counted once."""
+    seen: dict[tuple[int, int], int] = {}
+    for path in folder.rglob("*"):
+        with suppress(OSError):  # removed meanwhile
+            found = path.lstat()
+            if not path.is_dir():
+                seen[found.st_dev, found.st_ino] = found.st_size
+    return sum(seen.values())

@@ -25,11 +25,13 @@ class _Application:
         await self.front.application(scope, receive, send)
 
 
-@serve.ingress()  # type: ignore[untyped-decorator]
+@serve.ingress()
 class Ingress:
     """The router as a Serve ingress."""
 
-    async def __init__(self, settings: dict[str, Any], catalog: Any) -> None:
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, settings: dict[str, Any], catalog: Any
+    ) -> None:
         config = ServerConfig.model_validate(settings)
         keys = Keys.of(server_settings(config.home))
         self._application = _Application()

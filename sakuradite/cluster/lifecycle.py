@@ -225,7 +225,7 @@ class Lifecycle:
             result = {"model": model, "revision": record.revision}
             self._finish(operation_id, "succeeded", result=result)
         elif isinstance(error, CancelledOperationError):
-            record.state = "unloaded"
+            self.models.pop(model, None)
             self._finish(operation_id, "cancelled", error=error)
         else:
             record.state = "failed"
@@ -271,7 +271,7 @@ class Lifecycle:
             record.state = "draining"
             self._save()
             await deploy.in_thread(lambda: deploy.delete(record.application))
-        record.state, record.loaded_at, record.capabilities, record.last_error = "unloaded", None, None, None
+        self.models.pop(model, None)  # what is on disk is in the store's list; nothing else is left to tell
         self._save()
 
     # -- the books
@@ -297,11 +297,9 @@ class Lifecycle:
         for record in self.models.values():
             if record.state in ("loading", "ready", "draining"):
                 record.operation = self.operations.get(record.operation.id, record.operation)
-                if record.state == "loading":
-                    record.last_error = record.operation.error
-                if record.state == "draining":
-                    record.loaded_at = None
-                record.state, record.capabilities = "unloaded", None
+                record.last_error, record.capabilities = record.operation.error, None
+                record.loaded_at = record.loaded_at if record.state == "ready" else None
+                record.state = "failed" if record.state == "loading" else "unloaded"
 
     def _new(self, kind: str, model: str, result: dict[str, Any] | None = None) -> Operation:
         operation = Operation.model_validate(

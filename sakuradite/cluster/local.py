@@ -384,9 +384,10 @@ def _quiet(name: str) -> Iterator[None]:
 
 def _forget_token() -> None:
     """Ray caches the token in this process; a later `ray.init` of the user's is to find its own."""
-    from ray._raylet import AuthenticationTokenLoader
+    import ray._raylet
 
-    AuthenticationTokenLoader.instance().reset_cache()
+    loader: Any = ray._raylet
+    loader.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def _start_watcher(temp: Path) -> subprocess.Popen[bytes]:

@@ -35,7 +35,9 @@ class Model:
     A failure to load is kept as data: an exception here would be tried three times and lose its code.
     """
 
-    async def __init__(self, config: dict[str, Any], home: str, owner: str | None = None) -> None:
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, config: dict[str, Any], home: str, owner: str | None = None
+    ) -> None:
         self._config = ModelConfig.model_validate(config)
         self._failure: ErrorRecord | None = None
         self._failed_at = 0.0
@@ -169,7 +171,7 @@ def _checkpoint(config: ModelConfig, home: Path) -> Path | None:
 def set_threads(num_cpus: float | None) -> None:
     """OMP_NUM_THREADS for the libraries that are imported next: an explicit one wins, then `num_cpus`, then all cores.
 
-    Ray has already set it to the CPUs reserved, 1 for our default, so it is the raylet's own that tells what was explicit.
+    Ray has already set it to the CPUs reserved, 1 for our default, so the raylet's own tells what was explicit.
     """
     if (explicit := _parent_environment("OMP_NUM_THREADS")) is not None:
         threads = explicit

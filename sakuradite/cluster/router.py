@@ -54,7 +54,9 @@ class Front:
 class Router:
     """The Serve deployment of `sakuradite serve`. Several of one node share the port."""
 
-    async def __init__(self, settings: dict[str, Any], keys: Keys, catalog: Any) -> None:
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, settings: dict[str, Any], keys: Keys, catalog: Any
+    ) -> None:
         self._config = ServerConfig.model_validate(settings)
         self._front = Front(self._config, keys, catalog, proxied=False)
         await self._front.ready()

@@ -16,10 +16,16 @@ from pydantic import BaseModel, ConfigDict
 from sakuradite.cluster.calls import MODEL_DEPLOYMENT
 from sakuradite.cluster.local import SERVE_ENVIRONMENT
 from sakuradite.cluster.resources import actor_options
-from sakuradite.config import ModelConfig, ReplicaRange, home_directory
+from sakuradite.config import ModelConfig, ReplicaRange, ServerConfig, home_directory
+from sakuradite.http.keys import Keys, without_keys
 
 if TYPE_CHECKING:
     from ray.serve import Application
+
+SERVER = "sakuradite"
+"""The application of router and catalog; each model is one of its own."""
+ROUTER_DEPLOYMENT = "Router"
+CATALOG_DEPLOYMENT = "Catalog"
 
 MAX_ONGOING_CALLS = 10_000
 """Serve's own limit is out of the way: the engine admits by requests and bytes and says so with its own error."""
@@ -74,18 +80,108 @@ def model_application(
         }
     else:
         scale = {"num_replicas": config.replicas}
-    actor = dict(actor_options(config) if options is None else options)
-    if environment:
-        actor["runtime_env"] = {"env_vars": SERVE_ENVIRONMENT}
+    actor = _with_environment(actor_options(config) if options is None else options, environment)
     deployment = serve.deployment(
         name=MODEL_DEPLOYMENT,
         ray_actor_options=actor,
         max_ongoing_requests=MAX_ONGOING_CALLS,
-        graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=drain,
-        health_check_period_s=HEALTH_PERIOD_SECONDS,
-        health_check_timeout_s=HEALTH_TIMEOUT_SECONDS,
+        max_constructor_retry_count=1,  # it reports its own failure; only a process that cannot start comes here
+        **_TIMES,
         **scale,
     )(Model)
     application: Application = deployment.bind(config.model_dump(mode="json"), str(home), owner)
     return application
+
+
+class ServerArguments(BaseModel):
+    """Arguments of `server`: a ServerConfig without keys, and the models to keep loaded are applications of their own.
+
+    Keys come from the environment of the router's process (SAKURADITE_API_KEY, SAKURADITE_ADMIN_KEY), never from here.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    config: ServerConfig = ServerConfig()
+
+
+def server(arguments: ServerArguments) -> Application:
+    """Router and catalog behind Serve's own proxy, for `import_path` in a Serve config (Kubernetes)."""
+    from ray import serve
+
+    from sakuradite.cluster.ingress import Ingress
+
+    config = arguments.config
+    home, _ = home_directory(config.home)
+    settings = _settings(config, home)
+    deployment = serve.deployment(
+        name=ROUTER_DEPLOYMENT,
+        num_replicas=config.routers,
+        ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": SERVE_ENVIRONMENT}},
+        max_ongoing_requests=config.max_pending_requests,
+        **_TIMES,
+        graceful_shutdown_timeout_s=config.drain_timeout,
+    )(Ingress)
+    application: Application = deployment.bind(settings, _catalog(settings, home, {"num_cpus": 0}, True))
+    return application
+
+
+def server_application(
+    config: ServerConfig, keys: Keys, home: Path, *, node: str | None, environment: bool
+) -> Application:
+    """Routers that listen themselves, and the catalog: what `sakuradite serve` deploys.
+
+    `node` is the address of the Ray node that they have to run on (where `host` and `home` are), None on our own Ray.
+    """
+    from ray import serve
+
+    from sakuradite.cluster.router import Router
+
+    actor: dict[str, Any] = {"num_cpus": 0}
+    if node is not None:
+        actor["resources"] = {f"node:{node}": 0.001}
+    settings = _settings(config, home)
+    catalog = _catalog(settings, home, actor, environment)
+    deployment = serve.deployment(
+        name=ROUTER_DEPLOYMENT,
+        num_replicas=config.routers,
+        ray_actor_options=_with_environment(actor, environment),
+        max_ongoing_requests=MAX_ONGOING_CALLS,
+        graceful_shutdown_timeout_s=config.drain_timeout + 5,
+        **_TIMES,
+    )(Router)
+    application: Application = deployment.bind(settings, keys, catalog)
+    return application
+
+
+_TIMES = {
+    "graceful_shutdown_wait_loop_s": 0.1,
+    "health_check_period_s": HEALTH_PERIOD_SECONDS,
+    "health_check_timeout_s": HEALTH_TIMEOUT_SECONDS,
+}
+
+
+def _settings(config: ServerConfig, home: Path) -> dict[str, Any]:
+    """The configuration as it travels: no key in it, its home spelt out."""
+    return without_keys(config).model_copy(update={"home": home}).model_dump(mode="json")
+
+
+def _catalog(settings: dict[str, Any], home: Path, actor: dict[str, Any], environment: bool) -> Application:
+    from ray import serve
+
+    from sakuradite.cluster.catalog import Catalog
+
+    deployment = serve.deployment(
+        name=CATALOG_DEPLOYMENT,
+        num_replicas=1,
+        ray_actor_options=_with_environment(actor, environment),
+        max_ongoing_requests=MAX_ONGOING_CALLS,
+        graceful_shutdown_timeout_s=10,
+        **_TIMES,
+    )(Catalog)
+    application: Application = deployment.bind(settings, str(home))
+    return application
+
+
+def _with_environment(actor: dict[str, Any], environment: bool) -> dict[str, Any]:
+    return {**actor, "runtime_env": {"env_vars": SERVE_ENVIRONMENT}} if environment else dict(actor)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from sakuradite.cluster.calls import ModelCalls
@@ -23,19 +24,22 @@ async def in_thread[T](call: Callable[[], T]) -> T:
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
-    def finish(setter: Callable[[], None]) -> None:
-        if not future.done():
-            setter()
+    def finish(done: Future[T]) -> None:
+        if future.cancelled():
+            return
+        if (error := done.exception()) is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(done.result())
 
     def work() -> None:
+        done: Future[T] = Future()
         try:
-            result = call()
+            done.set_result(call())
         except BaseException as error:
-            outcome: Callable[[], None] = lambda error=error: future.set_exception(error)  # type: ignore[misc]
-        else:
-            outcome = lambda: future.set_result(result)  # noqa: E731
+            done.set_exception(error)
         if not loop.is_closed():
-            loop.call_soon_threadsafe(finish, outcome)
+            loop.call_soon_threadsafe(finish, done)
 
     threading.Thread(target=work, name="sakuradite-blocking", daemon=True).start()
     return await future
@@ -74,18 +78,26 @@ async def wait_until_ready(name: str, calls: ModelCalls) -> ModelCapabilities:
 
     Raises the model's own failure, or ModelLoadFailedError when the replica itself could not be started.
     """
-    asking = asyncio.ensure_future(calls.describe())
-    try:
-        while not (await asyncio.wait([asking], timeout=STATUS_SECONDS))[0]:
-            if (problem := await in_thread(lambda: failure(name))) is not None:
-                raise ModelLoadFailedError(problem)
-        description = asking.result()
-    finally:
-        asking.cancel()
+    description = await first_answer(name, calls.describe())
     if description["failure"] is not None:
         raise error_from_record(description["failure"])
     capabilities: ModelCapabilities = description["capabilities"]
     return capabilities
+
+
+async def first_answer[T](name: str, question: Coroutine[Any, Any, T]) -> T:
+    """The answer of a replica that is being started, which comes by itself when it is up.
+
+    Raises ModelLoadFailedError with Serve's words when there will be none.
+    """
+    asking = asyncio.ensure_future(question)
+    try:
+        while not (await asyncio.wait([asking], timeout=STATUS_SECONDS))[0]:
+            if (problem := await in_thread(lambda: failure(name))) is not None:
+                raise ModelLoadFailedError(problem)
+        return asking.result()
+    finally:
+        asking.cancel()
 
 
 def failure(name: str) -> str | None:

@@ -87,7 +87,7 @@ class EmbeddedModel:
         )
 
     def decide(self, request: RequestRecord) -> AsyncGenerator[list[Outcome]]:
-        """Outcomes in groups as batches finish, each row exactly once; closing it early cancels what has not started."""
+        """Outcomes in groups as batches finish, each row exactly once; closing it early cancels the rest."""
         if self._calls is None or self._closed:
             raise InvalidLifecycleError("the client is closed" if self._closed else "the client is not open")
         return self._calls.decide(request)

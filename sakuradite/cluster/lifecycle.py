@@ -81,7 +81,8 @@ class Lifecycle:
         if record is not None and record.state in ("loading", "ready"):
             if different := differences(config, record):
                 raise InvalidLifecycleError(
-                    f"{model} is {record.state} with another {', '.join(different)}; unload it first", param=different[0]
+                    f"{model} is {record.state} with another {', '.join(different)}; unload it first",
+                    param=different[0],
                 )
             return self.operations.get(record.operation.id, record.operation)
         operation = self._new("load", model)
@@ -224,7 +225,7 @@ class Lifecycle:
             result = {"model": model, "revision": record.revision}
             self._finish(operation_id, "succeeded", result=result)
         elif isinstance(error, CancelledOperationError):
-            record.state = "unloaded"
+            self.models.pop(model, None)
             self._finish(operation_id, "cancelled", error=error)
         else:
             record.state = "failed"
@@ -270,7 +271,7 @@ class Lifecycle:
             record.state = "draining"
             self._save()
             await deploy.in_thread(lambda: deploy.delete(record.application))
-        record.state, record.loaded_at, record.capabilities, record.last_error = "unloaded", None, None, None
+        self.models.pop(model, None)  # what is on disk is in the store's list; nothing else is left to tell
         self._save()
 
     # -- the books
@@ -296,15 +297,19 @@ class Lifecycle:
         for record in self.models.values():
             if record.state in ("loading", "ready", "draining"):
                 record.operation = self.operations.get(record.operation.id, record.operation)
-                if record.state == "loading":
-                    record.last_error = record.operation.error
-                if record.state == "draining":
-                    record.loaded_at = None
-                record.state, record.capabilities = "unloaded", None
+                record.last_error, record.capabilities = record.operation.error, None
+                record.loaded_at = record.loaded_at if record.state == "ready" else None
+                record.state = "failed" if record.state == "loading" else "unloaded"
 
     def _new(self, kind: str, model: str, result: dict[str, Any] | None = None) -> Operation:
         operation = Operation.model_validate(
-            {"id": f"op_{secrets.token_hex(12)}", "kind": kind, "model": model, "created": time.time(), "result": result}
+            {
+                "id": f"op_{secrets.token_hex(12)}",
+                "kind": kind,
+                "model": model,
+                "created": time.time(),
+                "result": result,
+            }
         )
         self.operations[operation.id] = operation
         self._save_history()
@@ -382,8 +387,7 @@ def _same(name: str, wanted: ModelConfig, record: ModelRecord) -> bool:
         return value is None or value in (*there, record.revision)
     if name in RESOLVED:
         if record.capabilities is not None:
-            there.append(getattr(record.capabilities, name))
+            found: str = getattr(record.capabilities, name)
+            there += [found, found.partition(":")[0]]  # "cuda" is what "cuda:0" was asked for
         return value == "auto" or value in there
     return bool(value == there[0])
-
-

@@ -1,7 +1,7 @@
 """The Ray of this process: started here on loopback and private, or the one this process had already initialised.
 
-All embedded clients of a process share it, by count. It is gone when the last one lets go; a joined Ray is left running.
-What Ray needs from the environment is set while it starts and put back afterwards.
+All embedded clients of a process share it, by count. It is gone when the last one lets go; a joined Ray is left
+running. What Ray needs from the environment is set while it starts and put back afterwards.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import platform
 import queue
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +41,6 @@ SERVE_ENVIRONMENT = {
     # One event loop for Serve's gRPC server, the handles and our own code: a hop between loops costs 0.5-1 ms a call.
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
-    # Otherwise a model on the CPU would see every GPU.
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
 }
 """What the processes of our deployments need in their environment before they import Serve."""
 
@@ -54,6 +54,7 @@ class _Local:
     holders: int = 0
     owned: bool = False
     started_serve: bool = False
+    disconnect: bool = False
     temp: Path | None = None
     thread: _RayThread | None = None
     watcher: subprocess.Popen[bytes] | None = None
@@ -74,9 +75,10 @@ class Hold:
     seconds: dict[str, float]
 
 
-def acquire(logs: bool = False) -> Hold:
+def acquire(logs: bool = False, cluster: bool = False) -> Hold:
     """Start this process's Ray and Serve, or share what is there. Blocks; any thread may call it.
 
+    `cluster` is for the daemon: models are scheduled by what they ask for, and one that asks for no GPU sees none.
     `logs` prints the workers' output in the terminal. Interrupted by Ctrl-C it stops what it started and raises
     KeyboardInterrupt. Raises MissingExtraError without ray, ConfigurationError where no folder is short enough.
     """
@@ -87,12 +89,41 @@ def acquire(logs: bool = False) -> Hold:
             _discard()  # somebody called ray.shutdown() under us
         if _local.holders == 0:
             try:
-                _start(logs)
+                _start(logs, cluster)
             except BaseException:
                 _discard()
                 raise
         _local.holders += 1
         return Hold(_local.owned, dict(_local.seconds))
+
+
+def join(address: str) -> None:
+    """Connect this process to a running Ray cluster and hold it; `release` leaves the cluster as it was.
+
+    Raises ConfigurationError when there is none, MissingExtraError without ray.
+    """
+    try:
+        import ray
+    except ImportError:
+        raise MissingExtraError("The daemon", "server") from None
+    with _local.lock:
+        if _local.pid != os.getpid():
+            _reset()
+        try:
+            with _quiet("ray"):
+                ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
+        except Exception as error:
+            raise ConfigurationError(f"no Ray cluster at {address!r}: {error}", param="address") from None
+        _local.disconnect = True
+        _local.started_serve = start_serve()
+        _local.holders += 1
+
+
+def node_address() -> str:
+    """The address of the Ray node of this process."""
+    import ray
+
+    return str(ray.util.get_node_ip_address())
 
 
 def release() -> None:
@@ -128,12 +159,18 @@ def _ray_initialized() -> bool:
 
 def _reset() -> None:
     """Forget what a parent process had: after a fork none of it belongs to this one."""
-    _local.pid, _local.holders, _local.owned, _local.started_serve = os.getpid(), 0, False, False
+    _local.pid, _local.holders, _local.owned, _local.started_serve, _local.disconnect = (
+        os.getpid(),
+        0,
+        False,
+        False,
+        False,
+    )
     _local.temp = _local.thread = _local.watcher = None
     _local.seconds = {}
 
 
-def _start(logs: bool) -> None:
+def _start(logs: bool, cluster: bool) -> None:
     clock = time.perf_counter()
     _local.seconds = {"imports": 0.0, "ray": 0.0, "serve": 0.0}
     if _ray_initialized():
@@ -145,13 +182,13 @@ def _start(logs: bool) -> None:
     _local.temp = _short_temporary_directory()
     _local.watcher = _start_watcher(_local.temp)
     _local.thread = _RayThread()
-    _local.thread.run(lambda: _start_ray(logs))
+    _local.thread.run(lambda: _start_ray(logs, cluster))
 
 
-def _start_ray(logs: bool) -> None:
+def _start_ray(logs: bool, cluster: bool) -> None:
     clock = time.perf_counter()
     assert _local.temp is not None
-    with _environment(_ray_environment(_local.temp)):
+    with _environment(_ray_environment(_local.temp, cluster)):
         try:
             import ray
         except ImportError:
@@ -166,6 +203,7 @@ def _start_ray(logs: bool) -> None:
                 configure_logging=False,
                 namespace=NAMESPACE,
                 object_store_memory=_object_store_bytes(),
+                resources=_own_resources() if cluster else None,
                 _node_ip_address=LOOPBACK,
                 _temp_dir=str(_local.temp),
             )
@@ -201,15 +239,17 @@ def serve_is_running() -> bool:
 
 
 def _discard() -> None:
-    """Stop what this process started, best effort; never raises, because it runs while something else may be failing."""
+    """Stop what this process started."""
     thread, temp, watcher = _local.thread, _local.temp, _local.watcher
-    owned, started_serve = _local.owned, _local.started_serve
+    owned, started_serve, disconnect = _local.owned, _local.started_serve, _local.disconnect
     _reset()
     if thread is not None:
         thread.run(_stop_ray)
         thread.stop()
     elif not owned and started_serve and _ray_initialized():
         _stop_joined_serve()
+    if disconnect and _ray_initialized():
+        sys.modules["ray"].shutdown()
     if watcher is not None:
         watcher.terminate()
         watcher.wait()
@@ -261,7 +301,7 @@ def _object_store_bytes() -> int:
     return max(MIN_OBJECT_STORE_BYTES, min(OBJECT_STORE_BYTES, free // 2))
 
 
-def _ray_environment(temp: Path) -> dict[str, str | None]:
+def _ray_environment(temp: Path, cluster: bool) -> dict[str, str | None]:
     """For Ray's processes alone. None means unset."""
     token = temp / "token"
     descriptor = os.open(token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -279,6 +319,8 @@ def _ray_environment(temp: Path) -> dict[str, str | None]:
         "RAY_DEDUP_LOGS": "0",
         **SERVE_ENVIRONMENT,
     }
+    if cluster:
+        environment["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "1"  # else a model without a GPU would see every GPU
     for name in ("no_proxy", "NO_PROXY"):
         environment[name] = _with_loopback(os.environ.get(name, ""))
     if (os.cpu_count() or 1) > 4:
@@ -290,6 +332,14 @@ def _ray_environment(temp: Path) -> dict[str, str | None]:
     return environment
 
 
+def _own_resources() -> dict[str, float]:
+    """One MLX and one MPS where this machine can run them: what `load` asks for is then there."""
+    resources = {"MLX": 1.0} if find_spec("mlx") else {}
+    if sys.platform == "darwin" and platform.machine() == "arm64":
+        resources["MPS"] = 1.0
+    return resources
+
+
 def _with_loopback(hosts: str) -> str:
     present = [host for host in hosts.split(",") if host]
     return ",".join([*present, *(h for h in (LOOPBACK, "localhost", "::1") if h not in present)])
@@ -298,8 +348,8 @@ def _with_loopback(hosts: str) -> str:
 def _keep_grpc_off_proxies() -> None:
     """gRPC would send a replica's loopback calls to the proxy of `http_proxy`; its own variable spares other users."""
     if any(os.environ.get(name) for name in ("http_proxy", "https_proxy", "grpc_proxy")):
-        own = os.environ.get("no_grpc_proxy") or os.environ.get("no_proxy", "")
-        os.environ["no_grpc_proxy"] = _with_loopback(own)
+        own = os.environ.get("no_grpc_proxy") or os.environ.get("no_proxy", "")  # noqa: SIM112
+        os.environ["no_grpc_proxy"] = _with_loopback(own)  # noqa: SIM112
 
 
 @contextmanager
@@ -334,9 +384,10 @@ def _quiet(name: str) -> Iterator[None]:
 
 def _forget_token() -> None:
     """Ray caches the token in this process; a later `ray.init` of the user's is to find its own."""
-    from ray._raylet import AuthenticationTokenLoader
+    import ray._raylet
 
-    AuthenticationTokenLoader.instance().reset_cache()
+    loader: Any = ray._raylet
+    loader.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def _start_watcher(temp: Path) -> subprocess.Popen[bytes]:

@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from sakuradite.config import ModelConfig
-from sakuradite.errors import APIError, ErrorRecord, InternalError, error_from_record
+from sakuradite.errors import (
+    APIError,
+    ConfigurationError,
+    ErrorRecord,
+    InternalError,
+    MissingExtraError,
+    error_from_record,
+)
 from sakuradite.operations import ModelCapabilities
 from sakuradite.records import Outcome, Packet, RowFailure, pack_outcomes, unpack_request
 
@@ -28,7 +35,9 @@ class Model:
     A failure to load is kept as data: an exception here would be tried three times and lose its code.
     """
 
-    async def __init__(self, config: dict[str, Any], home: str, owner: str | None = None) -> None:
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, config: dict[str, Any], home: str, owner: str | None = None
+    ) -> None:
         self._config = ModelConfig.model_validate(config)
         self._failure: ErrorRecord | None = None
         self._failed_at = 0.0
@@ -39,6 +48,8 @@ class Model:
             await self._load(Path(home))
         except APIError as error:
             self._fail(error.record())
+        except MissingExtraError as error:
+            self._fail(ConfigurationError(str(error)).record())
         except Exception as error:
             log.exception("loading failed")
             self._fail(InternalError(f"loading failed: {type(error).__name__}: {error}").record())
@@ -160,7 +171,7 @@ def _checkpoint(config: ModelConfig, home: Path) -> Path | None:
 def set_threads(num_cpus: float | None) -> None:
     """OMP_NUM_THREADS for the libraries that are imported next: an explicit one wins, then `num_cpus`, then all cores.
 
-    Ray has already set it to the number of CPUs reserved, 1 for our default, so the raylet's own tells what is explicit.
+    Ray has already set it to the CPUs reserved, 1 for our default, so the raylet's own tells what was explicit.
     """
     if (explicit := _parent_environment("OMP_NUM_THREADS")) is not None:
         threads = explicit

@@ -98,7 +98,7 @@ def _nodes(placement: dict[str, str]) -> list[dict[str, float]]:
 
 
 def _autoscaler_may_help() -> bool:
-    """Whether an autoscaler that can start nodes has told Ray its configuration (Ray's own state; a test watches it)."""
+    """Whether an autoscaler that can start nodes has told Ray its configuration (Ray's own state)."""
     from ray._private.state import state
 
     config = state.get_cluster_config()

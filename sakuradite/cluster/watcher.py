@@ -1,4 +1,4 @@
-"""Runs as a script beside a local Ray: when the process that started it is gone, end what is left and remove its folder.
+"""Runs as a script beside a local Ray: once the process that started it is gone, ends what is left of it.
 
     python -I -S watcher.py PID FOLDER
 

@@ -1,0 +1,237 @@
+"""The catalog: one replica beside the routers that holds aliases, models and operations, and tells routers of changes.
+
+It answers administration with values (`Reply`), because Ray wraps exceptions. A new one takes over where one died.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sakuradite.cluster import deploy
+from sakuradite.cluster.journal import Journal, ModelRecord
+from sakuradite.cluster.lifecycle import Lifecycle, canonical
+from sakuradite.cluster.table import Entry, Table
+from sakuradite.config import ModelConfig, ServerConfig
+from sakuradite.errors import APIError, ErrorRecord, ModelNotFoundError, NotFoundError, ValidationError
+from sakuradite.http.gateway import ResidentModel
+from sakuradite.operations import (
+    Alias,
+    Inspection,
+    ModelStatus,
+    Operation,
+    OperationError,
+    Removed,
+    ReplicaCounts,
+    StorageStatus,
+)
+
+WATCH_SECONDS = 20.0
+"""A watch without a change answers after this, so that a router notices a catalog that is gone."""
+MAX_ALIAS_LENGTH = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer of administration, or the error that it is."""
+
+    value: Any = None
+    error: ErrorRecord | None = None
+
+
+async def replied(answer: Awaitable[Any]) -> Reply:
+    """The answer as a value, an APIError too. Anything else is a defect and goes its way."""
+    try:
+        return Reply(await answer)
+    except APIError as error:
+        return Reply(error=error.record())
+
+
+class Catalog:
+    """The Serve deployment. `ask` is all of administration, `watch` what routers follow."""
+
+    def __init__(self, settings: dict[str, Any], home: str) -> None:
+        self._settings = ServerConfig.model_validate(settings)
+        self._home = Path(home)
+        self._version = 0
+        self._change = asyncio.Event()
+        self._lifecycle = Lifecycle(
+            Journal(self._home), self._home, session_name(), self._settings.drain_timeout, self._changed
+        )
+
+    # -- for routers and the daemon
+
+    async def watch(self, version: int) -> Table:
+        """The table, as soon as it is another than `version` or some time has passed."""
+        if self._version == version:
+            change = self._change
+            try:
+                async with asyncio.timeout(WATCH_SECONDS):
+                    await change.wait()
+            except TimeoutError:
+                pass
+        return self._table()
+
+    async def ask(self, question: str, *arguments: Any) -> Reply:
+        """One method of `Administration` by name."""
+        answer: Awaitable[Any] = getattr(self, f"_{question}")(*arguments)
+        return await replied(answer)
+
+    async def settings(self) -> dict[str, Any]:
+        """What this server was started with, without keys."""
+        return self._settings.model_dump(mode="json")
+
+    async def restore(self) -> list[Operation]:
+        """Load again what was resident when the last cluster of this home ended."""
+        return self._lifecycle.restore()
+
+    async def close(self) -> list[str]:
+        """Cancel what is under way; the Serve applications of the models that are left, for the daemon to delete."""
+        await self._lifecycle.close()
+        return [r.application for r in self._lifecycle.models.values() if r.state in ("ready", "draining")]
+
+    async def check_health(self) -> None:
+        """The event loop answers; there is nothing else that could be ill."""
+
+    def _changed(self) -> None:
+        self._version += 1
+        self._change.set()
+        self._change = asyncio.Event()
+
+    def _table(self) -> Table:
+        entries = {
+            model: Entry(record.state, record.application, record.config.timeout, record.config.cold_start)
+            for model, record in self._lifecycle.models.items()
+        }
+        bare = Table(self._version, entries, dict(self._lifecycle.state.aliases))
+        names = bare.names()
+        for model, record in self._lifecycle.models.items():
+            if record.state == "ready" and record.capabilities is not None:
+                aliases = tuple(sorted(a for a, m in names.items() if m == model and a != "default"))
+                resident = ResidentModel(model, record.created, record.capabilities, aliases)
+                entries[model] = Entry(
+                    record.state, record.application, record.config.timeout, record.config.cold_start, resident
+                )
+        return Table(self._version, entries, bare.aliases)
+
+    # -- administration
+
+    async def _models(self) -> list[ModelStatus]:
+        stored = await deploy.in_thread(self._stored)
+        counts = await deploy.in_thread(replica_counts)
+        records = self._lifecycle.models
+        return [self._status(model, records.get(model), stored.get(model), counts) for model in {**records, **stored}]
+
+    def _stored(self) -> dict[str, StorageStatus]:
+        from sakuradite.hub.store import Store
+
+        return {
+            m.model: StorageStatus(
+                managed=True, path=str(m.path), bytes=m.bytes, revision=m.revision, complete=m.complete
+            )
+            for m in Store(self._home).list()
+        }
+
+    def _status(
+        self,
+        model: str,
+        record: ModelRecord | None,
+        storage: StorageStatus | None,
+        counts: dict[str, tuple[ReplicaCounts, str | None]],
+    ) -> ModelStatus:
+        aliases = tuple(sorted(a for a, m in self._lifecycle.state.aliases.items() if m == model))
+        if record is None:
+            return ModelStatus(model=model, status="unloaded", storage=storage, aliases=aliases)
+        if storage is None and record.path is not None:
+            storage = StorageStatus(managed=record.managed, path=record.path, revision=record.revision)
+        replicas, illness = counts.get(record.application, (ReplicaCounts(), None))
+        last_error = record.last_error
+        if last_error is None and record.state == "ready" and illness is not None:
+            last_error = OperationError(code="replica_unavailable", message=illness, status_code=503)
+        return ModelStatus(
+            model=model,
+            status=record.state,
+            config=record.config,
+            capabilities=record.capabilities,
+            replicas=replicas,
+            storage=storage,
+            aliases=aliases,
+            operation_id=record.operation.id,
+            last_error=last_error,
+            loaded_at=record.loaded_at,
+        )
+
+    async def _inspect(self, model: str, revision: str | None, offline: bool) -> Inspection:
+        from sakuradite.hub.inspect import inspect
+
+        return await deploy.in_thread(lambda: inspect(model, revision=revision, offline=offline, home=self._home))
+
+    async def _pull(self, model: str, revision: str | None, offline: bool) -> Operation:
+        return self._lifecycle.pull(model, revision, offline)
+
+    async def _load(self, config: ModelConfig) -> Operation:
+        return self._lifecycle.load(config)
+
+    async def _unload(self, model: str) -> ModelStatus:
+        model = canonical(self._table().names().get(model, model))
+        await self._lifecycle.unload(model)
+        stored = await deploy.in_thread(self._stored)
+        return self._status(model, self._lifecycle.models.get(model), stored.get(model), {})
+
+    async def _remove(self, model: str) -> Removed:
+        await self._lifecycle.remove(model)
+        return Removed(model=model)
+
+    async def _operations(self) -> list[Operation]:
+        return list(self._lifecycle.operations.values())
+
+    async def _operation(self, operation_id: str) -> Operation:
+        return self._lifecycle.operation(operation_id)
+
+    async def _aliases(self) -> list[Alias]:
+        return [Alias(alias=alias, model=model) for alias, model in sorted(self._lifecycle.state.aliases.items())]
+
+    async def _set_alias(self, alias: str, model: str) -> Alias:
+        if not alias or len(alias) > MAX_ALIAS_LENGTH or not alias.isprintable():
+            raise ValidationError(f"an alias has 1 to {MAX_ALIAS_LENGTH} printable characters", param="alias")
+        if alias in self._lifecycle.models:
+            raise ValidationError("an alias must not be the id of a model", param="alias")
+        if model in self._lifecycle.state.aliases:
+            raise ValidationError("an alias names a model, not another alias", param="model")
+        known = {*self._lifecycle.models, *await deploy.in_thread(self._stored)}
+        if canonical(model) not in known:
+            raise ModelNotFoundError(f"{model} is neither loaded nor downloaded", param="model")
+        self._lifecycle.set_alias(alias, model)
+        return Alias(alias=alias, model=canonical(model))
+
+    async def _delete_alias(self, alias: str) -> Alias:
+        model = self._lifecycle.state.aliases.get(alias)
+        if model is None:
+            raise NotFoundError(f"there is no alias {alias!r}", param="alias")
+        self._lifecycle.set_alias(alias, None)
+        return Alias(alias=alias, model=model)
+
+
+def session_name() -> str:
+    """The name of the Ray session: another after every start of a cluster (a private attribute; a test watches it)."""
+    from ray._private.worker import global_worker
+
+    return str(global_worker.node.session_name)
+
+
+def replica_counts() -> dict[str, tuple[ReplicaCounts, str | None]]:
+    """By Serve application: replicas wanted and answering, and what Serve says when it is not well. Blocks."""
+    from ray import serve
+
+    found: dict[str, tuple[ReplicaCounts, str | None]] = {}
+    for name, application in serve.status().applications.items():
+        states = [d.replica_states for d in application.deployments.values()]
+        target = sum(n for s in states for state, n in s.items() if state not in ("STOPPING", "DRAINING"))
+        counts = ReplicaCounts(target=target, ready=sum(s.get("RUNNING", 0) for s in states))
+        unwell = application.status in ("UNHEALTHY", "DEPLOY_FAILED")
+        messages = " ".join(d.message for d in application.deployments.values() if d.message)
+        found[name] = counts, (messages or str(application.status)) if unwell else None
+    return found

@@ -1,0 +1,217 @@
+"""`sakuradite serve`: a Ray of its own or one that it joins, router and catalog on it, in the foreground."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from sakuradite.cluster import deploy, local
+from sakuradite.cluster.administration import patiently
+from sakuradite.cluster.application import CATALOG_DEPLOYMENT, ROUTER_DEPLOYMENT, SERVER, server_application
+from sakuradite.config import ServerConfig, home_directory
+from sakuradite.errors import ConfigurationError
+from sakuradite.http.auth import Gatekeeper
+from sakuradite.http.keys import Keys, ensure_admin_key
+
+INTERRUPTED = 130
+"""Exit code of a second Ctrl-C."""
+
+
+def serve(config: ServerConfig, restore: bool = False, say: Callable[[str], None] | None = None) -> None:
+    """Serve until Ctrl-C or SIGTERM; `say` gets the lines for the terminal (by default stdout).
+
+    Raises ConfigurationError with one line that says what to do: the port is busy, another daemon uses the home or the
+    cluster, keys cannot work, no Ray at the address.
+    """
+    home, _ = home_directory(config.home)
+    keys = Keys.of(config)
+    if keys.admin is None:
+        keys = Keys.of(config.model_copy(update={"admin_key": ensure_admin_key(home)}))
+    Gatekeeper(config, keys)  # refuses what would be open to others, before anything starts
+    with _only_one(home, config) as announce:
+        config = config.model_copy(update={"home": home, "port": _free_port(config)})
+        asyncio.run(_Daemon(config, keys, home, say or _print).run(restore, announce))
+
+
+def _print(line: str) -> None:
+    print(line, flush=True)
+
+
+class _Daemon:
+    """One run of the daemon, on one event loop."""
+
+    def __init__(self, config: ServerConfig, keys: Keys, home: Path, say: Callable[[str], None]) -> None:
+        self._config, self._keys, self._home, self._say = config, keys, home, say
+        self._stop = asyncio.Event()
+        self._deployed = False
+        self._owned = config.address is None
+
+    async def run(self, restore: bool, announce: Callable[[], None]) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._signalled)
+        stopping = asyncio.ensure_future(self._stop.wait())
+        starting = asyncio.ensure_future(self._start(restore))
+        try:
+            await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                starting.result()
+                announce()
+                await stopping
+        finally:
+            starting.cancel()
+            stopping.cancel()
+            await asyncio.wait([starting])
+            await self._take_down()
+
+    def _signalled(self) -> None:
+        if self._stop.is_set():  # the second: what is ours dies with us, and the watcher clears up
+            if not self._owned and self._deployed:
+                with contextlib.suppress(Exception):
+                    self._abandon()
+            os._exit(INTERRUPTED)
+        self._say("Stopping; once more to stop at once.")
+        self._stop.set()
+
+    async def _start(self, restore: bool) -> None:
+        self._say("Starting Ray..." if self._owned else f"Joining the Ray cluster at {self._config.address}...")
+        await deploy.to_the_end(deploy.in_thread(self._connect))
+        await deploy.to_the_end(deploy.in_thread(self._deploy))
+        host, port = await deploy.first_answer(SERVER, self._ask(ROUTER_DEPLOYMENT, "address"))
+        self._say(f"Sakuradite listens on {_url(host, port)}")
+        if restore:
+            operations = await self._ask(CATALOG_DEPLOYMENT, "restore")
+            self._say(f"Restoring {', '.join(o.model for o in operations) or 'nothing'}")
+
+    def _connect(self) -> None:
+        if self._owned:
+            local.acquire(cluster=True)
+        else:
+            assert self._config.address is not None
+            local.join(self._config.address)
+
+    def _deploy(self) -> None:
+        """Hand router and catalog to Serve, unless the cluster has them already."""
+        if SERVER in deploy.applications():
+            raise ConfigurationError(_other_settings(self._running_settings(), self._config, "this cluster"))
+        node = None if self._owned else local.node_address()
+        application = server_application(self._config, self._keys, self._home, node=node, environment=not self._owned)
+        self._deployed = True
+        local.run_in_ray_thread(lambda: deploy.submit(SERVER, application))
+
+    def _running_settings(self) -> dict[str, Any]:
+        from ray import serve
+
+        handle = serve.get_deployment_handle(CATALOG_DEPLOYMENT, SERVER)
+        settings: dict[str, Any] = handle.settings.remote().result(timeout_s=10)
+        return settings
+
+    async def _ask(self, deployment: str, method: str) -> Any:
+        from ray import serve
+
+        handle: Any = serve.get_deployment_handle(deployment, SERVER)
+        handle._init(_run_router_in_separate_loop=False)
+        return await patiently(lambda: getattr(handle, method).remote())
+
+    async def _take_down(self) -> None:
+        """Drain the routers, then the models; then Ray, if it is ours."""
+        if self._deployed:
+            with contextlib.suppress(Exception):  # what is broken already cannot be drained
+                await self._drain()
+        await deploy.in_thread(local.release)
+
+    async def _drain(self) -> None:
+        from ray import serve
+
+        models = await asyncio.wait_for(self._ask(CATALOG_DEPLOYMENT, "close"), 15)
+        handle: Any = serve.get_deployment_handle(ROUTER_DEPLOYMENT, SERVER)
+        handle._init(_run_router_in_separate_loop=False)
+        await handle.broadcast("drain").results_async(timeout_s=self._config.drain_timeout + 2, return_exceptions=True)
+        if not self._owned:
+            for name in (*models, SERVER):
+                await deploy.in_thread(lambda name=name: deploy.delete(name))  # type: ignore[misc]
+
+    def _abandon(self) -> None:
+        from ray import serve
+
+        names = [n for n in deploy.applications() if n == SERVER or n.startswith("model-")]
+        for name in names:
+            serve.delete(name, _blocking=False)
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _free_port(config: ServerConfig) -> int:
+    """The port, which nobody else listens on; a free one for 0. Raises ConfigurationError."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((config.host, config.port))
+        except OSError as error:
+            raise ConfigurationError(
+                f"cannot listen on {config.host}:{config.port}: {error.strerror};"
+                f" `ss -ltnp 'sport = :{config.port}'` says who does, --port takes another",
+                param="port",
+            ) from None
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def _only_one(home: Path, config: ServerConfig) -> Iterator[Callable[[], None]]:
+    """Hold the home's lock; what is yielded writes down where this daemon serves, for the next one that comes.
+
+    Raises ConfigurationError that names the daemon that has it, and in what its settings differ.
+    """
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    note = home / "daemon.json"
+    lock = FileLock(home / "daemon.lock", timeout=0, mode=0o600)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise ConfigurationError(_other_settings(_read_note(note), config, str(home))) from None
+
+    def announce() -> None:
+        settings = config.model_dump(mode="json", exclude={"api_key", "admin_key"})
+        descriptor = os.open(note, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            json.dump({**settings, "pid": os.getpid()}, file)
+
+    try:
+        yield announce
+    finally:
+        note.unlink(missing_ok=True)
+        lock.release()
+
+
+def _read_note(note: Path) -> dict[str, Any]:
+    try:
+        settings: dict[str, Any] = json.loads(note.read_text())
+    except (OSError, ValueError):
+        return {}  # it is starting, or stopping
+    return settings
+
+
+def _other_settings(running: dict[str, Any], wanted: ServerConfig, place: str) -> str:
+    """One line about the daemon that is there already, and in what it differs from the one wanted."""
+    asked = wanted.model_dump(mode="json", exclude={"api_key", "admin_key", "home", "address"})
+    differing = [
+        f"{name} {running[name]!r} instead of {value!r}"
+        for name, value in asked.items()
+        if name in running and running[name] != value
+    ]
+    where = f" on {_url(running['host'], running['port'])}" if running else ""
+    who = f" (pid {running['pid']})" if "pid" in running else ""
+    settings = f", with {', '.join(differing)}" if differing else ", with the same settings" if running else ""
+    return f"a daemon already serves {place}{where}{who}{settings}; stop it first"

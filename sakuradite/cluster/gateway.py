@@ -1,0 +1,64 @@
+"""`Gateway` for the HTTP application: the table of models in memory, and calls to their replicas."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from sakuradite.cluster.calls import ModelCalls
+from sakuradite.cluster.table import Table
+from sakuradite.errors import ModelNotFoundError
+from sakuradite.http.gateway import ResidentModel
+from sakuradite.records import Outcome, RequestRecord
+
+log = logging.getLogger(__name__)
+
+RETRY_SECONDS = 0.5
+
+
+class ServeGateway:
+    """The models of the cluster as one router sees them. `follow` keeps the table fresh."""
+
+    def __init__(self, catalog: Any) -> None:
+        """`catalog` is a Serve handle. Must be made inside the event loop that will use it."""
+        self._catalog = catalog
+        self._table = Table()
+        self._calls: dict[str, ModelCalls] = {}
+        self.followed = asyncio.Event()
+        """Set once the first table has come."""
+
+    def resident(self) -> Sequence[ResidentModel]:
+        return self._table.ready()
+
+    def resolve(self, name: str) -> ResidentModel:
+        return self._table.resolve(name)
+
+    def decide(self, model: ResidentModel, request: RequestRecord) -> AsyncGenerator[list[Outcome]]:
+        calls = self._calls.get(model.id)
+        if calls is None:  # unloaded since it was resolved
+            raise ModelNotFoundError(f"{model.id} is no longer loaded", param="model")
+        return calls.decide(request)
+
+    async def follow(self) -> None:
+        """Take over every table that the catalog sends. Ends only by cancellation."""
+        while True:
+            try:
+                table: Table = await self._catalog.watch.remote(self._table.version if self.followed.is_set() else -1)
+            except Exception as error:  # whatever ails the catalog, the table in hand goes on serving
+                log.warning("the catalog cannot be reached: %s", type(error).__name__)
+                await asyncio.sleep(RETRY_SECONDS)
+                continue
+            self._take(table)
+            self.followed.set()
+
+    def _take(self, table: Table) -> None:
+        self._table = table
+        ready = {model: entry for model, entry in table.entries.items() if entry.state == "ready"}
+        for model in set(self._calls) - set(ready):
+            # What is in flight finishes there: the model is drained before it goes.
+            del self._calls[model]
+        for model, entry in ready.items():
+            if model not in self._calls:
+                self._calls[model] = ModelCalls(entry.application, entry.timeout, entry.cold_start)

@@ -1,0 +1,78 @@
+"""Where a client's work runs: one event loop, the caller's own or one in a thread of the client's.
+
+Callers reach it from any thread and from any other loop; what runs there (`session`) never needs a lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any
+
+from sakuradite.errors import ClosedError
+
+
+class Loop:
+    """An event loop that a client's coroutines run in.
+
+    `Loop()` starts a thread with a loop of its own; `Loop(asyncio.get_running_loop())` uses the caller's, which costs
+    no switch between threads for calls from that loop.
+    """
+
+    def __init__(self, running: asyncio.AbstractEventLoop | None = None) -> None:
+        self._thread: threading.Thread | None = None
+        self.loop = running or asyncio.new_event_loop()
+        if running is None:
+            self._thread = threading.Thread(target=self._run, name="sakuradite-client", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.loop.run_forever()
+        finally:
+            self.loop.close()
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing can run here any more."""
+        return self.loop.is_closed()
+
+    def submit[T](self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Start a coroutine from another thread."""
+        if self.ended:
+            coroutine.close()
+            raise ClosedError("this client is closed, or the event loop it was opened in has ended; make a new one")
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+
+    def wait[T](self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """The coroutine's result, for synchronous callers. An interrupted wait (Ctrl-C) cancels the coroutine."""
+        future = self.submit(coroutine)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    async def run[T](self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """The coroutine's result, for a caller in any loop. Cancelling the caller cancels the coroutine."""
+        if asyncio.get_running_loop() is self.loop:
+            return await coroutine
+        return await asyncio.wrap_future(self.submit(coroutine))
+
+    def stop(self) -> None:
+        """End the thread, if there is one. Safe to call twice, and from any thread but this loop's own."""
+        if self._thread is None:
+            return
+        if not self.ended:
+            self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+
+
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """The loop this code runs in, None in synchronous code."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

@@ -1,0 +1,167 @@
+"""Which text architectures run on MLX, what each needs on the way, and which are refused and why.
+
+One table, iterated by the tests (each accepted family is compared with PyTorch in float32) and printed in docs/mlx.md.
+mlx-lm reads its own names from a checkpoint's settings and silently ignores what it does not know, so a family is
+accepted for the rotary types, activations and windows that were compared, and for nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sakuradite.errors import UnsupportedModelError
+
+type Settings = dict[str, Any]
+
+PLAIN = frozenset({"default"})
+SCALED = frozenset({"default", "linear", "llama3", "yarn"})
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One accepted `model_type`."""
+
+    activation: str = "silu"
+    rotary: frozenset[str] = PLAIN
+    """Rotary types that mlx-lm computes as Transformers does."""
+    partial: bool = False
+    """mlx-lm honours a rotary embedding over a part of the head."""
+    window: bool = False
+    """mlx-lm applies the sliding window; where it does not, the context ends where the window does."""
+    translate: Callable[[Settings], None] | None = None
+    """Changes the settings, as Transformers resolved them, into mlx-lm's terms. May raise UnsupportedModelError."""
+    rename: Callable[[str], str] | None = None
+    """A weight's name in mlx-lm, where its own loader does not find it."""
+    exact_embedding_scale: bool = False
+    """mlx-lm rounds the factor on the embeddings to bfloat16; float32 weights get the exact one."""
+
+
+def _window_pattern(settings: Settings) -> None:
+    """mlx-lm wants one full-attention layer every so many; Transformers lists the kind of each layer."""
+    kinds = settings["layer_types"]
+    period = kinds.index("full_attention") + 1 if "full_attention" in kinds else 0
+    if not period or any((kind == "full_attention") != (i % period == period - 1) for i, kind in enumerate(kinds)):
+        raise UnsupportedModelError(
+            f"mlx-lm cannot lay out this order of layers of {settings['model_type']}: one full attention layer must "
+            "come at the end of each equal run; use backend torch"
+        )
+    settings["sliding_window_pattern"] = period
+
+
+def _exaone4(settings: Settings) -> None:
+    kinds = settings["layer_types"]
+    local = {"sliding_attention": "L", "full_attention": "G"}
+    letters = "".join(local[kind] for kind in kinds)
+    settings["sliding_window_pattern"] = letters if "L" in letters else None
+
+
+def _phi3(settings: Settings) -> None:
+    """mlx-lm has only LongRoPE's frequencies for long inputs; Transformers takes the short ones up to the boundary.
+
+    The short ones are put in their place, and the context ends at the boundary.
+    """
+    scaling = settings["rope_scaling"]
+    if scaling:
+        settings["rope_scaling"] = scaling | {"long_factor": scaling["short_factor"]}
+        settings["original_max_position_embeddings"] = scaling["original_max_position_embeddings"]
+
+
+def _granitemoehybrid(settings: Settings) -> None:
+    names = {"linear_attention": "mamba", "full_attention": "attention"}
+    settings["layer_types"] = [names.get(kind, kind) for kind in settings["layer_types"]]
+    settings["position_embedding_type"] = settings.get("position_embedding_type") or "nope"
+
+
+def _nemotron_h(settings: Settings) -> None:
+    """Transformers clamps the time step at `time_step_min`; mlx-lm at `time_step_limit`, which says 0."""
+    settings["time_step_limit"] = [settings["time_step_min"], float("inf")]
+
+
+def _qwen3_moe(settings: Settings) -> None:
+    settings["num_experts"] = settings["num_local_experts"]
+
+
+def _lfm2(settings: Settings) -> None:
+    settings["block_dim"] = settings["hidden_size"]
+
+
+def _gpt2(settings: Settings) -> None:
+    settings["n_ctx"] = settings["n_positions"]
+
+
+def _apertus(settings: Settings) -> None:
+    settings |= {"mlp_bias": False, "post_norm": False, "qk_norm": True}
+
+
+def _qwen3_5_text(settings: Settings) -> None:
+    """mlx-lm knows the multimodal wrapper's name alone; settings without a `text_config` are the text model's."""
+    settings["model_type"] = "qwen3_5"
+
+
+def _stablelm(settings: Settings) -> None:
+    settings.setdefault("norm_eps", settings["layer_norm_eps"])
+
+
+FAMILIES: Mapping[str, Family] = {
+    "apertus": Family("xielu", translate=_apertus),
+    "cohere": Family(),
+    "cohere2": Family(window=True, translate=_window_pattern),
+    "ernie4_5": Family(),
+    "exaone4": Family(window=True, translate=_exaone4),
+    "falcon_h1": Family(),
+    "gemma2": Family("gelu_pytorch_tanh"),
+    "gemma3_text": Family("gelu_pytorch_tanh", window=True, translate=_window_pattern, exact_embedding_scale=True),
+    "glm4": Family(partial=True),
+    "glm4_moe": Family(partial=True),
+    "gpt2": Family("gelu_new", translate=_gpt2, rename=lambda name: name.removeprefix("transformer.")),
+    "granite": Family(rotary=SCALED),
+    "granitemoe": Family(),
+    "granitemoehybrid": Family(translate=_granitemoehybrid),
+    "helium": Family(),
+    "lfm2": Family(translate=_lfm2),
+    "lfm2_moe": Family(translate=_lfm2),
+    "llama": Family(rotary=SCALED),
+    "mamba": Family(),
+    "mamba2": Family(),
+    "ministral3": Family(rotary=frozenset({"yarn"})),
+    "mistral": Family(rotary=SCALED),
+    "mixtral": Family(),
+    "nemotron": Family("relu2", partial=True),
+    "nemotron_h": Family("relu2", translate=_nemotron_h),
+    "olmo2": Family(rotary=SCALED),
+    "olmo3": Family(window=True),
+    "olmoe": Family(),
+    "phi": Family("gelu_new", partial=True),
+    "phi3": Family(rotary=frozenset({"default", "longrope"}), partial=True, translate=_phi3),
+    "qwen2": Family(rotary=SCALED),
+    "qwen2_moe": Family(),
+    "qwen3": Family(rotary=SCALED),
+    "qwen3_5_text": Family(partial=True, translate=_qwen3_5_text),
+    "qwen3_moe": Family(translate=_qwen3_moe),
+    "qwen3_next": Family(partial=True),
+    "seed_oss": Family(rotary=SCALED),
+    "smollm3": Family(rotary=SCALED),
+    "stablelm": Family(partial=True, translate=_stablelm),
+}
+"""Accepted text families by `model_type`."""
+
+WRONG_FOR_QWEN3_5 = (0, 31, 3)  # the last mlx-lm with the defect in its recurrent q/k normalisation
+
+REFUSED: Mapping[str, str] = {
+    "bamba": "mlx-lm has no implementation of it",
+    "ernie4_5_moe": "mlx-lm's router leaves out the correction bias by which the model chooses its experts",
+    "gemma": "mlx-lm computes the exact GELU where the model was trained with the tanh approximation",
+    "glm": "mlx-lm rotates the whole head where the model rotates half of it",
+    "gpt_bigcode": "mlx-lm's implementation does not start (it calls mx.random.uniform with wrong arguments)",
+    "gpt_neox": "mlx-lm computes the tanh approximation of GELU where the model has the exact one",
+    "gpt_oss": "mlx-lm rounds the YaRN bounds that the model leaves as they are (truncate: false), and packed MXFP4 "
+    "runs with native CUDA kernels only",
+    "jamba": "mlx-lm normalises the weights of the chosen experts, which the model does not",
+    "nanochat": "mlx-lm does not find the weights by the names that Transformers saves them under",
+    "olmo": "mlx-lm's implementation needs the package ai2-olmo",
+    "olmo_hybrid": "mlx-lm does not find the weights by the names that Transformers saves them under",
+    "starcoder2": "mlx-lm computes the exact GELU where the model was trained with the tanh approximation",
+}
+"""Text families that mlx-lm has, or could be expected to have, and that are refused: `model_type` to the reason."""

@@ -1,0 +1,133 @@
+"""What is installed and what it runs on: the MLX libraries, their versions, the device, its memory.
+
+What only a Mac can show is behind the small functions here: `on_apple_silicon` and `has_metal`.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+from functools import cache
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from typing import Any
+
+from sakuradite.engine.mlx.families import WRONG_FOR_QWEN3_5
+from sakuradite.errors import (
+    ConfigurationError,
+    InsufficientResourcesError,
+    MissingExtraError,
+    UnsupportedModelError,
+)
+
+MINIMUM_MLX_LM = (0, 31)
+MINIMUM_MLX_VLM = (0, 7)
+METAL_NAMES = ("mps", "metal", "gpu")
+CACHE_SHARE = 8  # one part in so many of the memory may hold prefix caches when max_cache_bytes is not set
+
+
+def on_apple_silicon() -> bool:
+    """Whether this machine is a Mac with an Apple chip (a Python under Rosetta says x86_64 and counts as none)."""
+    return platform.system() == "Darwin" and platform.machine() == "arm64"
+
+
+def has_metal() -> bool:
+    """Whether MLX has a GPU here. Imports MLX."""
+    import mlx.core as mx
+
+    return bool(mx.metal.is_available())
+
+
+def installed(package: str) -> tuple[int, ...] | None:
+    """The version of an installed distribution as numbers, None when it is not there."""
+    try:
+        text = version(package)
+    except PackageNotFoundError:
+        return None
+    numbers = []
+    for part in text.split("."):
+        digits = "".join(c for c in part if c.isdigit())
+        if not digits or not part[0].isdigit():
+            break
+        numbers.append(int(digits))
+    return tuple(numbers)
+
+
+def is_installed() -> bool:
+    """Whether the extra [mlx] is there, without importing it."""
+    return find_spec("mlx") is not None and find_spec("mlx_lm") is not None
+
+
+def require(package: str, minimum: tuple[int, ...]) -> None:
+    """Raise MissingExtraError when a library is absent, ConfigurationError when it is too old."""
+    found = installed(package)
+    if found is None or not is_installed():
+        raise MissingExtraError("The MLX backend", "mlx")
+    if found < minimum:
+        raise ConfigurationError(
+            f"the MLX backend needs {package} {_dotted(minimum)} or newer and found {_dotted(found)}: "
+            "pip install -U 'sakuradite[mlx]'"
+        )
+
+
+def refuse_old_qwen3_5(model_type: str) -> None:
+    """mlx-lm up to 0.31.3 normalises Qwen3.5's recurrent queries and keys wrongly."""
+    found = installed("mlx-lm")
+    if model_type.startswith("qwen3_5") and found is not None and found <= WRONG_FOR_QWEN3_5:
+        raise UnsupportedModelError(
+            f"Qwen3.5 is refused on MLX with mlx-lm {_dotted(found)}: versions up to {_dotted(WRONG_FOR_QWEN3_5)} "
+            "normalise its recurrent queries and keys wrongly; use backend torch, or a newer mlx-lm"
+        )
+
+
+def _dotted(numbers: tuple[int, ...]) -> str:
+    return ".".join(map(str, numbers))
+
+
+@cache
+def library(name: str) -> Any:
+    """Import a part of mlx-lm or mlx-vlm without its side effect on this process.
+
+    `mlx_lm.utils` lowers the limit of open files to 2048 (hard limit 4096) when it is imported, which cannot be undone
+    without privileges; a server holds more connections than that.
+    """
+    lower, resource.setrlimit = resource.setrlimit, lambda *_: None
+    try:
+        return import_module(name)
+    finally:
+        resource.setrlimit = lower
+
+
+def choose_device(wanted: str) -> str:
+    """Make `wanted` (auto, cpu, or mps) MLX's device in this process; returns "metal" or "cpu"."""
+    import mlx.core as mx
+
+    if wanted not in ("auto", "cpu", *METAL_NAMES):
+        raise ConfigurationError(f"device {wanted!r} is not MLX's: it knows auto, cpu and mps", param="device")
+    metal = has_metal()
+    if wanted in METAL_NAMES and not metal:
+        raise InsufficientResourcesError(
+            f"device {wanted} needs an Apple GPU; this machine has the CPU only: use device cpu or auto"
+        )
+    if metal and wanted != "cpu":
+        mx.set_default_device(mx.gpu)
+        return "metal"
+    mx.set_default_device(mx.cpu)
+    return "cpu"
+
+
+def cache_bytes(configured: int | None) -> int:
+    """Bytes that prefix caches may hold: as configured, or an eighth of the machine's memory (unified on a Mac)."""
+    if configured is not None:
+        return configured
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // CACHE_SHARE
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether MLX failed for want of memory. It raises a plain RuntimeError, whose text alone tells."""
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and ("malloc" in text or "out of memory" in text or "allocate" in text)
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -44,24 +45,55 @@ def asked(state: str, *questions: QuestionRecord, **fields: Any) -> RequestRecor
     return RequestRecord("r", (state,), questions or (LATE,), **fields)
 
 
+class GatedBackend(FakeBackend):
+    """Its forwards wait while the gate is closed; with `one_by_one` the gate closes behind each."""
+
+    one_by_one = False
+
+    def __init__(self, options: fake.Options) -> None:
+        super().__init__(options)
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = threading.Event()
+        self.states: list[list[bytes]] = []
+
+    def score(self, groups: Any) -> Any:
+        self.entered.set()
+        self.states.append([bytes(t for t in group.prefix.tokens if t < 256) for group in groups])
+        assert self.gate.wait(30)
+        if self.one_by_one:
+            self.gate.clear()
+        return super().score(groups)
+
+    async def hold(self, engine: Engine) -> asyncio.Task[list[Outcome]]:
+        """Close the gate and have one request wait in a forward behind it."""
+        self.gate.clear()
+        self.entered.clear()
+        first = asyncio.create_task(answers(engine, asked("first")))
+        await asyncio.to_thread(self.entered.wait, 30)
+        return first
+
+
 class Loaded:
     """A loader that keeps the backend at hand."""
 
     def __init__(self) -> None:
-        self.backend: FakeBackend
+        self.backend: GatedBackend
 
     def __call__(self, config: ModelConfig, checkpoint: Path | None) -> tuple[Tokenizer, Backend]:
-        tokenizer, self.backend = fake.load(config)
+        tokenizer, _ = fake.load(config)
+        self.backend = GatedBackend(fake.options_of(config.model))
         return tokenizer, self.backend
 
 
 @asynccontextmanager
-async def running(options: str = "", **settings: Any) -> AsyncIterator[tuple[Engine, FakeBackend]]:
+async def running(options: str = "", **settings: Any) -> AsyncIterator[tuple[Engine, GatedBackend]]:
     """A started engine and its backend, whose probe is forgotten."""
     loaded = Loaded()
     engine = Engine(ModelConfig(model=f"fake?{options}", backend="fake", **settings), None, load=loaded)
     await engine.start()
     loaded.backend.forwards.clear()
+    loaded.backend.states.clear()
     loaded.backend.released = 0
     try:
         yield engine, loaded.backend
@@ -133,21 +165,21 @@ async def test_company_does_not_move_an_answer(layout: str) -> None:
 
 
 async def test_waiting_requests_share_batches() -> None:
-    async with running("latency=0.02", max_batch_size=16) as (engine, backend):
-        await asyncio.gather(*(answers(engine, asked(f"state {i}")) for i in range(33)))
-        assert sum(backend.forwards) == 33
-        assert len(backend.forwards) <= 4  # the first may have been alone
-        assert max(backend.forwards) == 16
+    async with running(max_batch_size=16) as (engine, backend):
+        first = await backend.hold(engine)
+        waiting = [asyncio.create_task(answers(engine, asked(f"state {i}"))) for i in range(33)]
+        await asyncio.sleep(0)
+        backend.gate.set()
+        await asyncio.gather(first, *waiting)
+        assert backend.forwards == [1, 16, 16, 1]
 
 
 async def test_a_lone_request_waits_for_nothing() -> None:
     """No sleep window: with an empty queue a request is one forward at once."""
     async with running() as (engine, backend):
-        started = asyncio.get_running_loop().time()
-        for _ in range(200):
+        for _ in range(20):
             await answers(engine, asked("x"))
-        assert backend.forwards == [1] * 200
-        assert asyncio.get_running_loop().time() - started < 200 * 0.05
+        assert backend.forwards == [1] * 20
 
 
 async def test_answers_stream_as_their_batches_finish() -> None:
@@ -273,7 +305,9 @@ async def test_a_compiler_that_stumbles_over_a_request_fails_that_one_alone(capl
 
 async def test_overload_gives_endless_queueing() -> None:
     """Case 58: beyond the queue 429 with Retry-After, the others answered, the engine as good as before."""
-    async with running("latency=0.005", max_pending_requests=16) as (engine, _):
+    async with running(max_pending_requests=16) as (engine, backend):
+        backend.gate.clear()
+        asyncio.get_running_loop().call_later(0.05, backend.gate.set)
         found = await asyncio.gather(*(answers(engine, asked(f"{i}")) for i in range(500)), return_exceptions=True)
         refused = [f for f in found if isinstance(f, CapacityExceededError)]
         assert len(refused) == 484
@@ -284,7 +318,9 @@ async def test_overload_gives_endless_queueing() -> None:
 
 
 async def test_waiting_bytes_are_bounded() -> None:
-    async with running("latency=0.05", max_pending_bytes=10_000) as (engine, _):
+    async with running(max_pending_bytes=10_000) as (engine, backend):
+        backend.gate.clear()
+        asyncio.get_running_loop().call_later(0.05, backend.gate.set)
         found = await asyncio.gather(*(answers(engine, asked("x" * 3000)) for i in range(5)), return_exceptions=True)
         assert [isinstance(f, CapacityExceededError) for f in found] == [False] * 3 + [True] * 2
         alone = asked("x" * 7000, *[LATE] * 200)  # more than the limit by itself: it waits for nothing
@@ -316,21 +352,23 @@ async def test_what_can_never_succeed_is_refused_at_the_first_step(
 
 
 async def test_a_request_past_its_deadline_is_dropped_before_its_forward() -> None:
-    async with running("latency=0.2", max_batch_size=1) as (engine, backend):
-        first = asyncio.create_task(answers(engine, asked("first")))
-        await asyncio.sleep(0.05)
+    async with running(max_batch_size=1) as (engine, backend):
+        first = await backend.hold(engine)
         error = await refusal(engine, asked("late", timeout=0.05))
         assert isinstance(error, RequestTimeoutError)
         assert "0.05 s" in error.message
+        backend.gate.set()
         await first
         assert codes(await answers(engine, asked("next"))) == ["ok"]
         assert backend.forwards == [1, 1]
 
 
 async def test_the_deadline_of_the_model_covers_a_forward_that_hangs() -> None:
-    async with running("latency=0.3", timeout=0.1) as (engine, _):
+    async with running(timeout=0.05) as (engine, backend):
+        backend.gate.clear()
         assert isinstance(await refusal(engine, asked("x", timeout=60)), RequestTimeoutError)
         assert engine.pending_requests == 0
+        backend.gate.set()
 
 
 async def test_the_deadline_covers_compilation() -> None:
@@ -366,37 +404,47 @@ async def test_answers_before_the_deadline_are_kept() -> None:
 
 
 async def test_closing_the_generator_drops_what_has_not_started() -> None:
-    async with running("latency=0.05", max_batch_size=2) as (engine, backend):
+    async with running(max_batch_size=2) as (engine, backend):
+        backend.one_by_one = True
         stream = engine.decide(asked("x", *[LATE] * 100))
         assert len(await anext(stream)) == 2
         await stream.aclose()
         assert engine.pending_requests == 0
+        backend.one_by_one = False
+        backend.gate.set()
         assert codes(await answers(engine, asked("y"))) == ["ok"]
-        assert sum(backend.forwards) <= 2 + 2 + 2 + 1
-        assert backend.released == 2  # freed at once, before the next forward
+        assert backend.forwards in ([2, 2, 1], [2, 1])  # the second had started, or not
+        assert not backend.held  # freed before the next forward
 
 
 async def test_a_cancelled_caller_drops_its_rows() -> None:
-    async with running("latency=0.1", max_batch_size=1) as (engine, backend):
-        first = asyncio.create_task(answers(engine, asked("first")))
-        await asyncio.sleep(0.02)
+    async with running(max_batch_size=1) as (engine, backend):
+        first = await backend.hold(engine)
         gone = [asyncio.create_task(answers(engine, asked(f"gone {i}"))) for i in range(10)]
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0)
+        assert engine.pending_requests == 11
         for task in gone:
             task.cancel()
+        await asyncio.sleep(0)
+        assert engine.pending_requests == 1
+        backend.gate.set()
         await asyncio.gather(first, *gone, return_exceptions=True)
         assert codes(await answers(engine, asked("after"))) == ["ok"]
         assert backend.forwards == [1, 1]
 
 
 async def test_a_short_request_is_not_kept_waiting_by_a_long_one() -> None:
-    async with running("latency=0.01", max_questions=1000) as (engine, backend):
+    async with running(max_questions=1000) as (engine, backend):
+        first = await backend.hold(engine)
         long = asyncio.create_task(answers(engine, asked("x" * 500, *[LATE] * 800)))
-        await asyncio.sleep(0.05)
-        before = len(backend.forwards)
-        assert codes(await answers(engine, asked("short"))) == ["ok"]
-        assert len(backend.forwards) - before <= 3
-        assert codes(await long) == ["ok"] * 800
+        await asyncio.sleep(0)
+        short = asyncio.create_task(answers(engine, asked("short")))
+        await asyncio.sleep(0)
+        backend.gate.set()
+        await asyncio.gather(first, short, long)
+        assert codes(short.result()) == ["ok"]
+        assert len(backend.forwards) == 52
+        assert [any(b"short" in state for state in states) for states in backend.states[:2]] == [False, True]
 
 
 # Load and end
@@ -479,12 +527,14 @@ async def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(
 
 async def test_stop_drains_what_is_there_and_takes_nothing_new() -> None:
     loaded = Loaded()
-    engine = Engine(ModelConfig(model="fake?latency=0.05", backend="fake", max_batch_size=1), None, load=loaded)
+    engine = Engine(ModelConfig(model="fake", backend="fake", max_batch_size=1), None, load=loaded)
     await engine.start()
-    waiting = [asyncio.create_task(answers(engine, asked(f"{i}"))) for i in range(4)]
+    first = await loaded.backend.hold(engine)
+    waiting = [first, *(asyncio.create_task(answers(engine, asked(f"{i}"))) for i in range(3))]
     await asyncio.sleep(0)
     stopping = asyncio.create_task(engine.stop(drain=30))
-    await asyncio.sleep(0.01)
+    await asyncio.sleep(0)
+    loaded.backend.gate.set()
     assert isinstance(await refusal(engine, asked("x")), ReplicaUnavailableError)
     assert [codes(outcomes) for outcomes in await asyncio.gather(*waiting)] == [["ok"]] * 4
     await stopping
@@ -494,15 +544,19 @@ async def test_stop_drains_what_is_there_and_takes_nothing_new() -> None:
 
 async def test_stop_fails_what_is_left_after_the_drain() -> None:
     loaded = Loaded()
-    engine = Engine(ModelConfig(model="fake?latency=0.1", backend="fake", max_batch_size=1), None, load=loaded)
+    engine = Engine(ModelConfig(model="fake", backend="fake", max_batch_size=1), None, load=loaded)
     await engine.start()
-    waiting = [asyncio.create_task(answers(engine, asked(f"{i}"))) for i in range(20)]
-    await asyncio.sleep(0.01)
-    await engine.stop(drain=0.15)
-    found = await asyncio.gather(*waiting, return_exceptions=True)
-    left = [f for f in found if isinstance(f, ReplicaUnavailableError)]
-    assert 16 <= len(left) < 20
+    loaded.backend.forwards.clear()
+    waiting = [await loaded.backend.hold(engine)]
+    waiting += [asyncio.create_task(answers(engine, asked(f"{i}"))) for i in range(5)]
+    await asyncio.sleep(0)
+    stopping = asyncio.create_task(engine.stop(drain=0.05))
+    found = await asyncio.gather(*waiting, return_exceptions=True)  # they do not wait for the forward
+    assert all(isinstance(f, ReplicaUnavailableError) for f in found)
+    loaded.backend.gate.set()
+    await stopping
     assert loaded.backend.closed
+    assert loaded.backend.forwards == [1]  # the one that was running, none of the others
 
 
 async def test_nothing_of_a_finished_request_is_kept() -> None:

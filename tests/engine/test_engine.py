@@ -225,7 +225,7 @@ async def test_a_poisoned_row_fails_alone(fault: str, caplog: pytest.LogCaptureF
         assert [codes(outcomes) for outcomes in found[1:-1]] == [["ok"]] * 10
         assert codes(found[-1]) == ["inference_failed"]
         assert codes(await answers(engine, asked("after"))) == ["ok"]
-        assert engine.healthy
+        assert engine.alive
     logged = [record.getMessage().replace(f"{fault}=BAD", "") for record in caplog.records]
     assert len(logged) == (2 if fault == "spoil" else 0)
     assert "BAD" not in "".join(logged)
@@ -276,7 +276,7 @@ async def test_a_model_that_can_answer_nothing_any_more_says_so() -> None:
     assert codes(await answers(engine, asked("x"))) == ["ok"]
     waiting = await asyncio.gather(*(answers(engine, asked("x" * n)) for n in (10, 5000, 10)), return_exceptions=True)
     assert all(isinstance(found, ReplicaUnavailableError) for found in waiting)
-    assert not engine.healthy
+    assert not engine.alive
     assert isinstance(await refusal(engine, asked("x")), ReplicaUnavailableError)
     await engine.stop(drain=1)
     assert backend.closed

@@ -10,6 +10,8 @@ from huggingface_hub import is_offline_mode
 from sakuradite.errors import UnsupportedModelError
 from sakuradite.hub import cache
 from sakuradite.hub.names import check_revision, local_path
+from sakuradite.hub.registry import check_code
+from sakuradite.hub.safety import json_object
 from sakuradite.hub.selection import CONFIG, TEMPLATES, select
 from sakuradite.hub.store import Store
 from sakuradite.hub.transfer import OnProgress, silent
@@ -80,6 +82,7 @@ def _local(path: Path, revision: str | None, home: Path, progress: OnProgress) -
     if path.is_dir():
         try:
             select(folder_sizes(path), lambda name: (path / name).read_bytes())
+            check_code(json_object((path / CONFIG).read_bytes(), CONFIG))
         except UnsupportedModelError as error:
             raise UnsupportedModelError(f"{path} is refused: {error.message}", param="model") from None
         return Checkpoint(str(path), path, None, False, _created(path))

@@ -6,7 +6,9 @@ Of a hub model a few small files and the heads of the weight files are read, not
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +18,12 @@ from sakuradite.errors import UnsupportedModelError
 from sakuradite.hub import support, weights
 from sakuradite.hub.names import check_revision, local_path
 from sakuradite.hub.remote import Hub, RemoteSnapshot
-from sakuradite.hub.resolve import cached, folder_sizes
 from sakuradite.hub.safety import NO_FAST_TOKENIZER, json_object
-from sakuradite.hub.selection import CONFIG, select
+from sakuradite.hub.selection import CONFIG, folder_sizes, select
 from sakuradite.hub.store import Store
 from sakuradite.operations import Inspection
 
+READERS = 8  # heads of weight files at once: a large model has dozens of them
 TOKENIZER = "tokenizer.json"
 CONTEXTS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 
@@ -55,9 +57,8 @@ def inspect(
     if found := store.find(model, revision):
         return _describe(model, found.revision, _folder(found.path))
     if offline or is_offline_mode():
-        if checkpoint := cached(model, revision):
-            return _describe(model, checkpoint.revision, _folder(checkpoint.path))
-        raise store.offline_missing(model, revision, offline)
+        found = store.pull(model, revision, offline=offline)
+        return _describe(model, found.revision, _folder(found.path))
     remote = store.hub.snapshot(model, check_revision(revision))
     return _describe(model, remote.commit, _hub(store.hub, remote))
 
@@ -71,9 +72,9 @@ def _describe(model: str, revision: str | None, source: _Source) -> Inspection:
         try:
             selection = select(source.sizes, source.read)
             names = selection.names
-            for name in selection.weights:
-                size = source.sizes[name]
-                tensors |= weights.read_head(name, size, lambda a, b, name=name: source.read_range(name, a, b))  # type: ignore[misc]
+            with ThreadPoolExecutor(READERS) as readers:
+                for head in readers.map(partial(_head, source), selection.weights):
+                    tensors |= head
             weight_bytes = sum(source.sizes[name] for name in selection.weights)
         except UnsupportedModelError as error:
             refusal = error.message
@@ -125,6 +126,10 @@ def _describe_gguf(path: Path) -> Inspection:
         backends=support.backends(known, facts.refusal),
         files={path.name: path.stat().st_size},
     )
+
+
+def _head(source: _Source, name: str) -> dict[str, weights.Tensor]:
+    return weights.read_head(name, source.sizes[name], partial(source.read_range, name))
 
 
 def _folder(path: Path) -> _Source:

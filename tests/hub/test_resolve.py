@@ -9,6 +9,7 @@ from huggingface_hub import constants
 
 from sakuradite.errors import APIError, ModelNotFoundError, OfflineMissingError, UnsupportedModelError
 from sakuradite.hub import gguf
+from sakuradite.hub.inspect import inspect
 from sakuradite.hub.resolve import resolve
 from sakuradite.hub.store import Store
 from sakuradite.operations import Progress
@@ -153,6 +154,11 @@ def test_offline_a_snapshot_of_hugging_faces_cache_serves_where_it_lies(home: Pa
     found = resolve(MODEL, offline=True, home=home)
     assert (found.path, found.revision, found.managed) == (snapshot, "c" * 40, False)
     assert resolve(MODEL, revision="c" * 40, offline=True, home=home) == found
+    pulled = Store(home).pull(MODEL, offline=True)
+    assert (pulled.path, pulled.managed) == (snapshot, False)
+    assert inspect(MODEL, offline=True, home=home).parameters == 60_000
+    assert list(Store(home).list()) == []
+    assert not home.exists()
     assert {path: path.lstat().st_mtime_ns for path in Path(constants.HF_HUB_CACHE).rglob("*")} == before
     assert standin.seen == []
 

@@ -1,51 +1,50 @@
 """The hub over HTTP: what a repository holds at a commit, small files, ranges, and downloads that resume.
 
 Session, headers, token and proxies are huggingface_hub's. Its own download (2.4) throws a partial file away when it
-fails, and counts in steps of 10 MB; hence the loop here.
+fails, and loses up to 10 MB of what has arrived when a connection breaks; hence the loop here.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
+import shutil
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx2
-from huggingface_hub import HfApi, constants, get_session, get_token, hf_hub_url, hf_raise_for_status
-from huggingface_hub.errors import (
-    DisabledRepoError,
-    EntryNotFoundError,
-    GatedRepoError,
-    HfHubHTTPError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
+from huggingface_hub import (
+    HfApi,
+    ModelInfo,
+    constants,
+    get_session,
+    hf_hub_download,
+    hf_hub_url,
+    hf_raise_for_status,
 )
-from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # exported lazily
+from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.utils import build_hf_headers, tqdm  # type: ignore[attr-defined]  # exported lazily
 
-from sakuradite.errors import (
-    APIError,
-    HubUnavailableError,
-    ModelAccessDeniedError,
-    ModelNotFoundError,
-    OfflineMissingError,
-    UnsupportedModelError,
-)
-from sakuradite.hub.safety import regular_file_size
+from sakuradite.errors import HubUnavailableError, UnsupportedModelError
+from sakuradite.hub.denied import hub_errors
+from sakuradite.hub.files import digest_of, open_private
+from sakuradite.hub.safety import private_folder, regular_file_size
 
 logger = logging.getLogger(__name__)
 
 TIMEOUT = 10.0  # seconds without a byte; huggingface_hub's own default
-CHUNK = 1 << 20  # bytes read at once to hash a file
 ATTEMPTS = 5  # without one new byte, before a download is given up
 RETRY_WAIT = 1.0  # seconds before the first retry, doubled for each further one
 SMALL_FILE = 64 << 20  # bytes; no file that is read into memory comes near, a broken server could send for ever
+LIBRARY = "sakuradite"  # for the hub's statistics, as its libraries do
+BUSY = (408, 429, 500, 502, 503, 504)
+MAX_WAIT = 30.0  # seconds; a hub that asks for more patience gets it from the caller
+MAX_OVER_HTTP = constants.MAX_HTTP_DOWNLOAD_SIZE  # bytes (50 GB)
 TRANSIENT = (httpx2.TimeoutException, httpx2.NetworkError, httpx2.RemoteProtocolError)
 
 
@@ -76,6 +75,13 @@ class Stopped(Exception):
     """The download was asked to end; what has arrived stays for the next one."""
 
 
+class _NoBar(tqdm):
+    """A progress bar that nobody sees: how far a download is, the growing file tells."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options | {"disable": True})  # type: ignore[no-untyped-call]
+
+
 class Hub:
     """One hub. `endpoint` and `token` default to what huggingface_hub finds: HF_ENDPOINT, HF_TOKEN or a login."""
 
@@ -87,10 +93,8 @@ class Hub:
         """The commit of a revision and its files. Raises ModelNotFoundError, ModelAccessDeniedError or
         HubUnavailableError, each saying what to do.
         """
-        with self._errors(model, revision):
-            info = HfApi(endpoint=self.endpoint, token=self.token).model_info(
-                model, revision=revision, files_metadata=True, timeout=TIMEOUT
-            )
+        with hub_errors(self.endpoint, self.token, model, revision):
+            info = self._model_info(model, revision)
         if not info.sha:
             raise HubUnavailableError(f"{self.endpoint} named no commit for {model} at {revision}")
         files = {}
@@ -102,6 +106,17 @@ class Hub:
         released = int(info.last_modified.timestamp()) if info.last_modified else None
         return RemoteSnapshot(model, info.sha, files, released)
 
+    def _model_info(self, model: str, revision: str) -> ModelInfo:
+        api = HfApi(endpoint=self.endpoint, token=self.token, library_name=LIBRARY)
+        for attempt in range(ATTEMPTS):
+            try:
+                return api.model_info(model, revision=revision, files_metadata=True, timeout=TIMEOUT)
+            except HfHubHTTPError as error:
+                if error.response.status_code not in BUSY or attempt == ATTEMPTS - 1:
+                    raise
+                time.sleep(_wait(error.response, attempt))
+        raise AssertionError("unreachable")
+
     def read(self, snapshot: RemoteSnapshot, name: str) -> bytes:
         """A small file, whole."""
         file = snapshot.files[name]
@@ -111,7 +126,7 @@ class Hub:
 
     def read_range(self, snapshot: RemoteSnapshot, name: str, start: int, stop: int) -> bytes:
         """Bytes `start` to `stop` of a file."""
-        with self._errors(snapshot.model, snapshot.commit):
+        with hub_errors(self.endpoint, self.token, snapshot.model, snapshot.commit):
             for attempt in range(ATTEMPTS):
                 try:
                     return self._range(snapshot, name, start, stop)
@@ -140,7 +155,9 @@ class Hub:
         as long as some bytes come each time. Raises OSError when the disk is full.
         """
         file, failures, rejected = snapshot.files[name], 0, 0
-        with self._errors(snapshot.model, snapshot.commit):
+        with hub_errors(self.endpoint, self.token, snapshot.model, snapshot.commit):
+            if file.size > MAX_OVER_HTTP:
+                self._download_large(snapshot, file, target)
             while True:
                 have = regular_file_size(target)
                 if have is not None and have >= file.size:
@@ -163,6 +180,24 @@ class Hub:
                     if stop.wait(RETRY_WAIT * 2**failures):
                         raise Stopped from None
 
+    def _download_large(self, snapshot: RemoteSnapshot, file: RemoteFile, target: Path) -> None:
+        """A file that the hub does not serve over plain HTTP: by huggingface_hub (Xet), from the start, not to be
+        stopped.
+        """
+        if regular_file_size(target) == file.size:
+            return
+        folder = target.with_name(f"{target.name}.large")
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            fetched = hf_hub_download(
+                snapshot.model, file.name, revision=snapshot.commit, local_dir=private_folder(folder),
+                endpoint=self.endpoint, token=self.token, library_name=LIBRARY, tqdm_class=_NoBar,
+            )  # fmt: skip
+            Path(fetched).chmod(0o600)
+            Path(fetched).replace(target)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
     def _append(
         self, snapshot: RemoteSnapshot, file: RemoteFile, target: Path, have: int, stop: threading.Event
     ) -> None:
@@ -184,115 +219,20 @@ class Hub:
     @contextmanager
     def _open(self, snapshot: RemoteSnapshot, name: str, start: int, stop: int | None) -> Iterator[httpx2.Response]:
         """A response for a part of a file. The token goes to the hub alone, not to where it sends us for the bytes."""
-        headers = build_hf_headers(token=self.token) | {"accept-encoding": "identity"}
+        headers = build_hf_headers(token=self.token, library_name=LIBRARY) | {"accept-encoding": "identity"}
         if start or stop is not None:
             headers["range"] = f"bytes={start}-{'' if stop is None else stop - 1}"
         url = hf_hub_url(snapshot.model, name, revision=snapshot.commit, endpoint=self.endpoint)
         for attempt in range(ATTEMPTS):
             with get_session().stream("GET", url, headers=headers, timeout=TIMEOUT) as response:
-                if response.status_code not in (408, 429, 500, 502, 503, 504) or attempt == ATTEMPTS - 1:
+                if response.status_code not in BUSY or attempt == ATTEMPTS - 1:
                     hf_raise_for_status(response)
                     yield response
                     return
-                wait = response.headers.get("retry-after", "")
-            time.sleep(min(float(wait) if wait.isdigit() else RETRY_WAIT * 2**attempt, 30.0))
-
-    @contextmanager
-    def _errors(self, model: str, revision: str) -> Iterator[None]:
-        try:
-            yield
-        except OfflineModeIsEnabled:
-            raise OfflineMissingError(f"HF_HUB_OFFLINE is set, and {model} was to be fetched") from None
-        except HfHubHTTPError as error:
-            raise self._refusal(error, model, revision) from None
-        except httpx2.HTTPError as error:
-            raise HubUnavailableError(
-                f"{self.endpoint} cannot be reached ({str(error) or type(error).__name__}). Check the network, a proxy "
-                "(HTTPS_PROXY) or HF_ENDPOINT; with offline=True (--offline) only files that are already here are used."
-            ) from None
-
-    def _refusal(self, error: HfHubHTTPError, model: str, revision: str) -> APIError:
-        """The error that tells a caller what to do about the hub's answer."""
-        status, page = error.response.status_code, f"{self.endpoint}/{model}"
-        told = error.response.headers.get("x-error-message", "")
-        token = (self.token or get_token()) is not None
-        where = "on the machine that downloads (the daemon's, where one runs)"
-        if isinstance(error, GatedRepoError):
-            step = (
-                "the token that is set has no access yet: with its account"
-                if token
-                else f"no token is set: put one with read access into HF_TOKEN, or run `hf auth login`, {where}, and"
-            )
-            return ModelAccessDeniedError(f"{model} is gated, and {step} accept the terms at {page}.", param="model")
-        if status == 401 and token and "RepoNotFound" not in error.response.headers.get("x-error-code", ""):
-            return ModelAccessDeniedError(
-                f"The hub does not accept the token that is set. Replace HF_TOKEN, or run `hf auth login` again, "
-                f"{where}; a public model needs none.",
-                param="model",
-            )
-        if isinstance(error, RevisionNotFoundError):
-            return ModelNotFoundError(
-                f"{model} has no revision {revision!r}; its branches and tags are at {page}/tree/main", param="revision"
-            )
-        if isinstance(error, EntryNotFoundError):
-            return ModelNotFoundError(f"{model} at {revision}: a file that it lists is missing from the hub")
-        if isinstance(error, RepositoryNotFoundError) or status in (401, 404):
-            private = (
-                "or it is private and the token that is set does not see it"
-                if token
-                else f"or it is private (then put a token into HF_TOKEN, or run `hf auth login`, {where})"
-            )
-            return ModelNotFoundError(
-                f"The hub has no model {model!r}: check the spelling at {self.endpoint}/models, {private}.",
-                param="model",
-            )
-        if isinstance(error, DisabledRepoError) or status == 403:
-            return ModelAccessDeniedError(
-                f"The hub refuses {model} ({told or 'forbidden'}). Check the token's permissions and {page}.",
-                param="model",
-            )
-        after = error.response.headers.get("retry-after", "")
-        return HubUnavailableError(
-            f"{self.endpoint} answered {status} {told}".strip() + "; try again later",
-            retry_after=float(after) if after.isdigit() else None,
-        )
+            time.sleep(_wait(response, attempt))
 
 
-@contextmanager
-def open_private(path: Path) -> Iterator[_Appender]:
-    """A file to append to, made for its owner alone; a symlink is not followed."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
-    appender = _Appender(os.open(path, flags, 0o600))
-    try:
-        yield appender
-    finally:
-        os.close(appender.fileno())
-
-
-class _Appender:
-    """Unbuffered: what was counted as arrived is with the system, and an interrupted process loses nothing."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    def fileno(self) -> int:
-        return self._descriptor
-
-    def write(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(self._descriptor, view) :]
-
-    def truncate(self, size: int) -> None:
-        os.ftruncate(self._descriptor, size)
-
-
-def digest_of(path: Path, like: str) -> str:
-    """The digest of a file, of the same kind as `like`."""
-    with path.open("rb") as file:
-        if like.startswith("sha256:"):
-            return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
-        blob = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
-        while chunk := file.read(CHUNK):
-            blob.update(chunk)
-        return "git:" + blob.hexdigest()
+def _wait(response: httpx2.Response, attempt: int) -> float:
+    """Seconds until the next attempt: what the hub asks for, else a wait that doubles."""
+    asked = response.headers.get("retry-after", "")
+    return min(float(asked) if asked.isdigit() else RETRY_WAIT * 2**attempt, MAX_WAIT)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from huggingface_hub import is_offline_mode
-
 from sakuradite.errors import UnsupportedModelError
-from sakuradite.hub import cache
-from sakuradite.hub.names import check_revision, local_path
-from sakuradite.hub.selection import CONFIG, TEMPLATES, select
+from sakuradite.hub.names import local_path
+from sakuradite.hub.registry import check_code
+from sakuradite.hub.safety import json_object
+from sakuradite.hub.selection import CONFIG, folder_sizes, select
 from sakuradite.hub.store import Store
 from sakuradite.hub.transfer import OnProgress, silent
 
@@ -48,30 +47,9 @@ def resolve(
     if path := local_path(model):
         return _local(path, revision, home, progress)
     store = store or Store(home)
-    if found := store.find(model, revision):
-        return Checkpoint(model, found.path, found.revision, True, int(found.released or found.pulled or 0))
-    if (offline or is_offline_mode()) and (checkpoint := cached(model, revision)):
-        return checkpoint
-    found = store.pull(model, revision, offline, progress)
-    return Checkpoint(model, found.path, found.revision, True, int(found.released or found.pulled or 0))
-
-
-def cached(model: str, revision: str | None) -> Checkpoint | None:
-    """A complete snapshot of Hugging Face's cache, none of whose files leads out of it; None when there is none."""
-    folder = cache.snapshot(model, check_revision(revision))
-    if folder is None:
-        return None
-    sizes = {name: file.stat().st_size for name in _names(folder) if (file := cache.file(folder, name))}
-    try:
-        select(sizes, lambda name: (folder / name).read_bytes())
-    except UnsupportedModelError:
-        return None
-    return Checkpoint(model, folder, folder.name, False, _created(folder))
-
-
-def folder_sizes(folder: Path) -> dict[str, int]:
-    """Bytes by name of a checkpoint folder's files."""
-    return {name: (folder / name).stat().st_size for name in _names(folder)}
+    found = store.find(model, revision) or store.pull(model, revision, offline, progress)
+    created = int(found.released or found.pulled or _created(found.path))
+    return Checkpoint(model, found.path, found.revision, found.managed, created)
 
 
 def _local(path: Path, revision: str | None, home: Path, progress: OnProgress) -> Checkpoint:
@@ -80,6 +58,7 @@ def _local(path: Path, revision: str | None, home: Path, progress: OnProgress) -
     if path.is_dir():
         try:
             select(folder_sizes(path), lambda name: (path / name).read_bytes())
+            check_code(json_object((path / CONFIG).read_bytes(), CONFIG))
         except UnsupportedModelError as error:
             raise UnsupportedModelError(f"{path} is refused: {error.message}", param="model") from None
         return Checkpoint(str(path), path, None, False, _created(path))
@@ -88,11 +67,6 @@ def _local(path: Path, revision: str | None, home: Path, progress: OnProgress) -
     from sakuradite.hub import gguf
 
     return Checkpoint(str(path), gguf.to_checkpoint(path, home, progress), None, False, int(path.stat().st_mtime))
-
-
-def _names(folder: Path) -> list[str]:
-    found = (*folder.glob("*"), *folder.glob(TEMPLATES + "*.jinja"))
-    return [path.relative_to(folder).as_posix() for path in sorted(found) if path.is_file()]
 
 
 def _created(folder: Path) -> int:

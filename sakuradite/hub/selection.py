@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from sakuradite.errors import UnsupportedModelError
 from sakuradite.hub.safety import json_object, plain_name, why_no_weights
@@ -67,6 +68,17 @@ def shards(index: bytes, sizes: Mapping[str, int]) -> tuple[str, ...]:
         if name not in sizes:
             raise UnsupportedModelError(f"{INDEX} names {name}, which is not there: the checkpoint is incomplete")
     return tuple(names)
+
+
+def folder_names(folder: Path) -> list[str]:
+    """The names of a checkpoint folder's files, those of a repository's form."""
+    found = (*folder.glob("*"), *folder.glob(TEMPLATES + "*.jinja"))
+    return [path.relative_to(folder).as_posix() for path in sorted(found) if path.is_file()]
+
+
+def folder_sizes(folder: Path) -> dict[str, int]:
+    """Bytes by name of a checkpoint folder's files."""
+    return {name: (folder / name).stat().st_size for name in folder_names(folder)}
 
 
 def _is_template(name: str) -> bool:

@@ -32,11 +32,12 @@ from sakuradite.errors import (
     UnsupportedModelError,
 )
 from sakuradite.hub import cache
+from sakuradite.hub.files import open_private
 from sakuradite.hub.names import COMMIT, check_hub_id, check_revision, is_hub_id
 from sakuradite.hub.registry import check_code
-from sakuradite.hub.remote import Hub, RemoteFile, RemoteSnapshot, open_private
+from sakuradite.hub.remote import Hub, RemoteFile, RemoteSnapshot
 from sakuradite.hub.safety import json_object, private_folder, regular_file_size
-from sakuradite.hub.selection import CONFIG, TEMPLATES, select
+from sakuradite.hub.selection import CONFIG, TEMPLATES, folder_sizes, select
 from sakuradite.hub.transfer import REPORT_EVERY, OnProgress, arrived, fetch, silent
 from sakuradite.operations import Progress
 
@@ -69,7 +70,10 @@ class Record(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    """A model of the store. `revision` is the commit, `bytes` what the whole model takes on disk (all its commits)."""
+    """A model of the store. `revision` is the commit, `bytes` what the whole model takes on disk (all its commits).
+
+    With `managed` false it is a snapshot of Hugging Face's cache that is used offline, where it lies.
+    """
 
     model: str
     revision: str | None
@@ -78,6 +82,7 @@ class StoredModel:
     complete: bool
     released: int | None = None
     pulled: float | None = None
+    managed: bool = True
 
 
 class Store:
@@ -107,6 +112,7 @@ class Store:
         A download that broke off goes on where it ended; several processes that ask for one model download it once.
         Files of Hugging Face's cache are used instead of the network once their hash was checked. `progress` is called
         in the caller's thread; an exception that it raises stops the download and keeps what has arrived.
+        Offline, what is in the store is returned, else a complete snapshot of Hugging Face's cache.
 
         Raises UnsupportedModelError (refused before the download), InsufficientStorageError, OfflineMissingError,
         ModelNotFoundError, ModelAccessDeniedError, HubUnavailableError.
@@ -114,9 +120,9 @@ class Store:
         check_hub_id(model)
         name = check_revision(revision)
         if offline or is_offline_mode():
-            if found := self.find(model, revision):
+            if found := self.find(model, revision) or _cached(model, name):
                 return found
-            raise self.offline_missing(model, revision, offline)
+            raise self._missing(model, revision, offline)
         progress(Progress(phase="resolving"))
         remote = self.hub.snapshot(model, name)
         if not COMMIT.fullmatch(remote.commit):
@@ -170,7 +176,11 @@ class Store:
 
         Raises ModelNotFoundError when it is not in the store, InvalidLifecycleError while it is being downloaded.
         """
-        check_hub_id(model)
+        if not is_hub_id(model):
+            raise ModelNotFoundError(
+                f"{model!r} is not in the store {self.root}; what is named by a path is yours, and never deleted",
+                param="model",
+            )
         folder = self._folder(model)
         if not folder.is_dir():
             raise ModelNotFoundError(f"{model} is not in the store {self.root}", param="model")
@@ -185,8 +195,7 @@ class Store:
             raise InvalidLifecycleError(f"{model} is being downloaded; wait for that to end, or cancel it") from None
         return freed
 
-    def offline_missing(self, model: str, revision: str | None, offline: bool) -> OfflineMissingError:
-        """The error of a model that is needed offline and is nowhere here."""
+    def _missing(self, model: str, revision: str | None, offline: bool) -> OfflineMissingError:
         switch = "offline=True (--offline) was given" if offline else "HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set"
         record = self._record(model)
         others = sorted(record.revisions) if record else []
@@ -251,6 +260,14 @@ class Store:
         return StoredModel(
             record.model, commit, folder / commit, _disk_bytes(folder), True, snapshot.released, snapshot.pulled
         )
+
+
+def _cached(model: str, revision: str) -> StoredModel | None:
+    found = cache.complete_snapshot(model, revision)
+    if found is None:
+        return None
+    size = sum(folder_sizes(found).values())
+    return StoredModel(model, found.name, found, size, complete=True, managed=False)
 
 
 def _folder_name(model: str) -> str:

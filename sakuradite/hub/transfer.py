@@ -12,7 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from sakuradite.errors import InsufficientStorageError
-from sakuradite.hub.remote import Hub, RemoteFile, RemoteSnapshot, digest_of
+from sakuradite.hub.files import digest_of
+from sakuradite.hub.remote import Hub, RemoteFile, RemoteSnapshot
 from sakuradite.hub.safety import private_folder, regular_file_size
 from sakuradite.operations import Progress
 

@@ -137,7 +137,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(401, None, "Invalid credentials in Authorization header")
         elif path.startswith("/api/models/"):
             model, _, revision = path.removeprefix("/api/models/").partition("/revision/")
-            if found := self._find(model, revision or "main", token):
+            if fault := standin.take_fault(f"/api/models/{model}"):
+                self._answer(fault.status or 500, b"busy", fault.headers)
+            elif found := self._find(model, revision or "main", token):
                 self._info(model, *found)
         else:
             model, _, rest = path.removeprefix("/").partition("/resolve/")
@@ -182,7 +184,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(404, "EntryNotFound", "Entry not found")
         elif len(data) >= LFS_FROM:
             location = f"{self.server.standin.cdn}/{model.replace('/', '--')}/{commit}/{name}"
-            self._answer(302, b"", {"location": location, "x-linked-size": str(len(data)), "x-repo-commit": commit})
+            linked = {"x-linked-size": str(len(data)), "x-linked-etag": f'"{hashlib.sha256(data).hexdigest()}"'}
+            self._answer(302, b"", {"location": location, "x-repo-commit": commit} | linked)
         else:
             self._file(data, name)
 

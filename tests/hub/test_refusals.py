@@ -95,9 +95,11 @@ def test_a_revision_that_cannot_be_one(store: Store, revision: str) -> None:
     "model", ["", "org/na me", "org--x/y", "../etc", "a/b/c", "org/..", "org/x.git", "-x/y", "é/ü"]
 )
 def test_an_id_that_cannot_be_one(store: Store, standin: StandIn, model: str) -> None:
-    for call in (store.pull, store.find, store.remove):
+    for call in (store.pull, store.find):
         with pytest.raises(ValidationError, match="is no hub id"):
             call(model)
+    with pytest.raises(ModelNotFoundError, match="what is named by a path is yours, and never deleted"):
+        store.remove(model)
     assert standin.seen == []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -346,3 +347,35 @@ def test_an_unreadable_record_is_written_anew(store: Store, standin: StandIn) ->
     standin.seen.clear()
     assert store.pull(MODEL).path == found.path
     assert not [s for s in standin.seen if s.server == "cdn"]
+
+
+def test_two_threads_that_pull_one_model_download_it_once(store: Store, standin: StandIn) -> None:
+    standin.add(MODEL, checkpoint(weights=500_000))
+    standin.delay = 0.02
+    with ThreadPoolExecutor(2) as threads:
+        one, two = threads.map(lambda _: store.pull(MODEL), range(2))
+    assert one == two
+    assert len(standin.downloads("model.safetensors")) == 1
+
+
+def test_a_file_too_large_for_plain_http_is_left_to_huggingface_hub(
+    store: Store, standin: StandIn, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    files = checkpoint()
+    standin.add(MODEL, files)
+    monkeypatch.setattr(remote, "MAX_OVER_HTTP", 30_000)
+    found = store.pull(MODEL)
+    assert capfd.readouterr() == ("", "")
+    assert (found.path / "model.safetensors").read_bytes() == files["model.safetensors"]
+    assert "HEAD" in {s.method for s in standin.seen if s.path.endswith("model.safetensors")}
+    assert {p.name for p in found.path.iterdir()} == {
+        "config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "model.safetensors",
+    }  # fmt: skip
+    assert oct((found.path / "model.safetensors").stat().st_mode)[-3:] == "600"
+
+
+def test_a_hub_that_is_busy_at_first_is_asked_again(store: Store, standin: StandIn) -> None:
+    commit = standin.add(MODEL, checkpoint())
+    standin.faults[f"/api/models/{MODEL}"] = Fault(times=2, status=503)
+    assert store.pull(MODEL).revision == commit
+    assert len([s for s in standin.seen if s.path.startswith("/api/models/")]) == 3

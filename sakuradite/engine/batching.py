@@ -1,9 +1,9 @@
 """The queue of a model: rows of all waiting requests, taken in bounded batches.
 
-Fair by start-time fair queueing: a request's turn comes by the tokens it has been served, and a new request starts
-level with the one whose turn it is. So a short request goes into the next batch however long the others are, and a
-long one keeps its share; long ones among themselves take turns of a batch each. Nothing waits for company: whatever is
-there when a forward ends makes the next batch.
+Two lanes share every batch. Requests of a few short rows go first come, first served; larger ones take turns of a
+share of a batch each. While both wait, each has at least half of what is computed: so a single question is in the next
+batch or the one after, however long the others are, and a flood of single questions does not starve the long ones.
+Nothing waits for company: whatever is there when a forward ends makes the next batch.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
-from itertools import count
 
 from sakuradite.engine.backend import Layout, Prefix, Row
 from sakuradite.engine.plan import PlannedQuestion
@@ -21,6 +19,7 @@ MAX_PADDING = (
     1.25  # computed over real tokens; on a CPU 16 rows of 180-930 tokens padded together took 2.6 times as long
 )
 BATCHES_BEFORE_GROWTH = 64  # a try that is too large costs a forward, so it is rare
+SHARE = 4  # a request within this part of a batch is small; larger ones compute about so much in a turn
 MAX_PASSED_OVER = 64  # requests looked at that do not fit a batch, before it is sent off as it is
 
 
@@ -41,8 +40,8 @@ class Work:
     deadline: float = float("inf")
     gone: bool = False
     tasks: deque[Task] = field(default_factory=deque)
-    served: float = 0.0
-    """Its place in the fair order: tokens served, counted from where the queue stood when it came."""
+    turn: int = 0
+    """Tokens taken in its present turn."""
 
 
 class Load:
@@ -93,56 +92,36 @@ class Queue:
         """Tokens of a batch for now: lower than `max_tokens` for a while after one did not fit the device."""
         self._fitted = 0
         self._batch_tokens = 0
-        self._heap: list[tuple[float, int, Work]] = []
-        self._order = count()
-        self._now = 0.0  # the fair order's clock: where the request stood whose turn came last
+        self._small: deque[Work] = deque()
+        self._large: deque[Work] = deque()
+        self._small_leads = True
 
     def __len__(self) -> int:
         """Requests with waiting rows (some of which may be gone)."""
-        return len(self._heap)
+        return len(self._small) + len(self._large)
 
     def add(self, work: Work, questions: Iterable[PlannedQuestion]) -> None:
         """Put the rows of a compiled request into the queue."""
         tasks = [Task(work, question, number) for question in questions for number in range(len(question.rows))]
-        if self.layout != "packed":  # rows of like length side by side: less padding
+        if not tasks:
+            return
+        if len(tasks) > 1 and self.layout != "packed":  # rows of like length side by side: less padding
             tasks.sort(key=self._length)
         work.tasks.extend(tasks)
-        work.served = self._now
-        heappush(self._heap, (work.served, next(self._order), work))
+        load = Load(self.layout, self.head, max(1, self.max_rows // SHARE), max(1, self.max_tokens // SHARE))
+        small = all(load.add(task.question.prefix, task.question.rows[task.number]) is not None for task in tasks)
+        (self._small if small and load.tokens <= self.max_tokens // SHARE else self._large).append(work)
 
     def take(self, now: float) -> list[Task]:
         """The next batch, empty when nothing waits. Work that is gone or past its deadline is dropped unserved."""
         load = Load(self.layout, self.head, self.max_rows, self.budget)
         batch: list[Task] = []
-        passed_over: list[tuple[float, int, Work]] = []
-        heap = self._heap
-        while heap and load.rows < self.max_rows and len(passed_over) < MAX_PASSED_OVER:
-            entry = heappop(heap)
-            work = entry[2]
-            if work.gone or work.deadline <= now:
-                continue
-            if not batch:
-                self._now = work.served
-            fitted = True
-            while work.tasks:
-                task = work.tasks[0]
-                added = load.add(task.question.prefix, task.question.rows[task.number])
-                if added is None:
-                    fitted = False
-                    break
-                work.tasks.popleft()
-                batch.append(task)
-                work.served += added
-                if heap and work.served > heap[0][0] + self.budget:
-                    break
-            if work.tasks:
-                place = (work.served, entry[1], work)
-                if fitted:
-                    heappush(heap, place)
-                else:
-                    passed_over.append(place)
-        for place in passed_over:
-            heappush(heap, place)
+        lead, other = (self._small, self._large) if self._small_leads else (self._large, self._small)
+        if lead and other:
+            self._small_leads = not self._small_leads
+            self._fill(batch, load, lead, now, self.max_rows // 2, self.budget // 2)
+            self._fill(batch, load, other, now, self.max_rows, self.budget)
+        self._fill(batch, load, lead or other, now, self.max_rows, self.budget)
         self._batch_tokens = load.tokens
         return batch
 
@@ -157,6 +136,39 @@ class Queue:
             self._fitted += 1
             if self._fitted >= BATCHES_BEFORE_GROWTH:
                 self.budget, self._fitted = min(self.max_tokens, 2 * self.budget), 0
+
+    def _fill(
+        self, batch: list[Task], load: Load, lane: deque[Work], now: float, max_rows: int, max_tokens: int
+    ) -> None:
+        """Put rows of a lane into the batch until it has `max_rows` or `max_tokens`, at least one into an empty one."""
+        passed_over: list[Work] = []
+        while lane and len(passed_over) < MAX_PASSED_OVER:
+            if batch and (load.rows >= max_rows or load.tokens >= max_tokens):
+                break
+            work = lane.popleft()
+            if work.gone or work.deadline <= now:
+                continue
+            tasks, taken = work.tasks, False
+            while tasks and not (batch and (load.rows >= max_rows or load.tokens >= max_tokens)):
+                added = load.add(tasks[0].question.prefix, tasks[0].question.rows[tasks[0].number])
+                if added is None:
+                    break
+                batch.append(tasks.popleft())
+                taken = True
+                work.turn += added
+                if lane is self._large and work.turn * SHARE >= self.budget:
+                    break
+            if not tasks:
+                continue
+            if lane is self._large and work.turn * SHARE >= self.budget:
+                work.turn = 0
+                lane.append(work)
+            elif taken:
+                passed_over.append(work)  # its turn goes on in the next batch
+                break
+            else:
+                passed_over.append(work)
+        lane.extendleft(reversed(passed_over))
 
     def _length(self, task: Task) -> int:
         suffix = len(task.question.rows[task.number].suffix)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from sakuradite.engine.backend import Prefix, Read, Row
 from sakuradite.engine.labels import LabelBook, Labels
 from sakuradite.engine.plan import Plan, PlannedQuestion
-from sakuradite.engine.prompt import HEAD, prose_text, question_text
+from sakuradite.engine.prompt import WORDING, prose_text, question_text
 from sakuradite.engine.tokenizer import Tokenizer
 from sakuradite.errors import APIError, ContextExceededError, UnsupportedModelError, ValidationError
 from sakuradite.records import RequestRecord, RowFailure
@@ -26,7 +26,7 @@ class Compiler:
         self._tokenizer = tokenizer
         self._model = model
         self._allowed = max_input_tokens
-        self.head = tuple(tokenizer.opening(tokenizer.frame.opening + HEAD))
+        self.head = tuple(tokenizer.opening(tokenizer.frame.opening + WORDING.head))
         self.book = LabelBook(tokenizer, model)
 
     def compile(self, requests: Sequence[RequestRecord]) -> list[Plan | APIError]:

@@ -44,8 +44,7 @@ class Engine:
         self.capabilities: ModelCapabilities | None = None
         self.pending_requests = 0
         self.pending_bytes = 0
-        self.healthy = True
-        """False once the model can answer nothing any more; only a new process helps."""
+        self._broken = False  # the model can answer nothing any more; only a new process helps
         self._worker = Worker(config, checkpoint, load, self._post, self._lost)
         self._jobs: set[Job] = set()
         self._mail: deque[tuple[Job, list[Outcome], APIError | None]] = deque()
@@ -63,7 +62,7 @@ class Engine:
     @property
     def alive(self) -> bool:
         """Whether the worker thread runs; when it does not, this engine never answers again."""
-        return self._worker.alive
+        return self._worker.alive and not self._broken
 
     async def start(self) -> ModelCapabilities:
         """Load the model on its thread and probe it. Raises what kept it from loading, with its own class: an
@@ -129,7 +128,7 @@ class Engine:
         config = self.config
         if self._stopping:
             raise ReplicaUnavailableError(f"{config.model} is being unloaded", retry_after=1.0)
-        if not self.healthy:
+        if self._broken:
             raise ReplicaUnavailableError(f"{config.model} has failed and is restarting", retry_after=1.0)
         if self.capabilities is None:
             raise ModelLoadingError(f"{config.model} is not loaded yet", retry_after=1.0)
@@ -221,7 +220,7 @@ class Engine:
             self._loop.call_soon_threadsafe(self._fail_all)
 
     def _fail_all(self) -> None:
-        self.healthy = False
+        self._broken = True
         for job in list(self._jobs):
             self._fail(
                 job, ReplicaUnavailableError(f"{self.config.model} has failed and is restarting", retry_after=1.0)

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from itertools import product
 from string import ascii_lowercase, ascii_uppercase, digits
 
-from sakuradite.engine.prompt import CUES, Cue
+from sakuradite.engine.prompt import WORDING, Cue
 from sakuradite.engine.tokenizer import Tokenizer
 from sakuradite.errors import ValidationError
 from sakuradite.records import Kind
 
-WORDS = (("Yes", "No"), ("yes", "no"), ("True", "False"))
 PAIRS = tuple(a + b for a, b in product(ascii_uppercase, repeat=2))
 NUMBERS = tuple(str(i) for i in range(1, 256))
 
@@ -46,9 +45,10 @@ class LabelBook:
         self._model = model
         self._found: dict[tuple[bool, int], Labels] = {}
         self._tokens: dict[tuple[Cue, str], tuple[int, ...] | None] = {}
+        cues = WORDING.cues
         self._closings = {
             cue: tuple(tokens)
-            for cue, tokens in zip(CUES, tokenizer.control([self._closing_text(cue) for cue in CUES]), strict=True)
+            for cue, tokens in zip(cues, tokenizer.control([self._closing_text(cue) for cue in cues]), strict=True)
         }
 
     def labels(self, kind: Kind, count: int) -> Labels:
@@ -61,7 +61,7 @@ class LabelBook:
     def _search(self, kind: Kind, count: int) -> Labels:
         most = 0
         for codes, length in self._alphabets(kind, count):
-            for cue in CUES:
+            for cue in WORDING.cues:
                 clean = self._clean(cue, codes, length)
                 if len(clean) >= count:
                     chosen = list(clean)[:count]
@@ -74,8 +74,10 @@ class LabelBook:
     def _alphabets(self, kind: Kind, count: int) -> Iterator[tuple[Sequence[str], int]]:
         """Sets of codes to try and the number of tokens each code may have, the best first."""
         if kind == "noul":
-            for words in WORDS:
+            for words in WORDING.nouls:
                 yield words, 1
+        for codes in WORDING.codes:
+            yield codes[:count], 1
         yield ascii_uppercase[:count], 1
         yield NUMBERS[:count], 1
         yield PAIRS, 1

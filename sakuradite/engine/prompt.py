@@ -1,17 +1,16 @@
-"""The wording of a prompt, all of it: what stands before the state, between, and where the answer begins.
+"""The wording of a prompt, all of it: what stands before the state, between, and where the reply begins.
 
 Three parts, cut where the request alone decides: the constant head, the state, the question. Question ids are never
-shown to the model.
+shown to the model. Which wording is best was measured: docs/quality.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from string import ascii_uppercase
 
-from sakuradite.records import Prose, QuestionRecord
-
-HEAD = "Read the text below, then answer the question about it.\n\nText:\n"
+from sakuradite.records import Candidate, Prose, QuestionRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +21,35 @@ class Cue:
     gap: str
 
 
-CUES = (Cue("Answer:", " "), Cue("Answer: ", ""), Cue("Answer:\n", ""), Cue("", ""), Cue("", " "))
-"""In order of preference; the first at which the tokenizer keeps the labels apart is taken."""
+@dataclass(frozen=True, slots=True)
+class Wording:
+    """Every fixed word. `{}` stands for the caller's words, `{code}` for a label; an empty text leaves its line out."""
+
+    head: str = "Read the text below, then answer the question about it.\n\nText:\n"
+    """Before the state: the same for all requests, so it is computed once per model."""
+    before: str = "\n"
+    """Between the state and the question."""
+    question: str = "Question: {}"
+    statement: str = "Question: {}"
+    """The instructions of a noul."""
+    options: str = "Options:"
+    levels: str = "Levels, from lowest to highest:"
+    option: str = "{code}. {text}"
+    described: str = "{name}: {about}"
+    reply: str = "Answer with the code of one option."
+    meaning: str = "{code} means: {text}"
+    """One side of a noul's criteria."""
+    noul_reply: str = "Answer {} or {}."
+    nouls: tuple[tuple[str, str], ...] = (("Yes", "No"), ("yes", "no"), ("True", "False"))
+    """Pairs of words to answer a noul with; the first that the tokenizer keeps apart is taken, else two codes."""
+    codes: tuple[Sequence[str], ...] = (ascii_uppercase,)
+    """Alphabets of labels of one token each, the best first; larger ones follow by themselves."""
+    cues: tuple[Cue, ...] = (Cue("Answer:", " "), Cue("Answer: ", ""), Cue("Answer:\n", ""), Cue("", ""), Cue("", " "))
+    """The first at which the tokenizer keeps the labels apart is taken."""
+
+
+WORDING = Wording()
+"""The one in use."""
 
 
 def prose_text(prose: Prose) -> str:
@@ -31,23 +57,30 @@ def prose_text(prose: Prose) -> str:
     return prose[0] if len(prose) == 1 and isinstance(prose[0], str) else "".join(str(part) for part in prose)
 
 
-def question_text(question: QuestionRecord, codes: Sequence[str]) -> str:
+def question_text(question: QuestionRecord, codes: Sequence[str], wording: Wording = WORDING) -> str:
     """What follows the state: the question and its options, each with the code that the model is to answer with."""
-    lines = ["\n"]
-    if question.instructions is not None:
-        lines.append(f"Question: {prose_text(question.instructions)}")
+    about = None if question.instructions is None else prose_text(question.instructions)
+    lines: list[str] = []
     if question.kind == "noul":
+        if about is not None:
+            lines.append(wording.statement.format(about))
         for candidate, code in zip(question.candidates, codes, strict=True):
             if candidate.description is not None:
-                lines.append(f"{code} means: {prose_text(candidate.description)}")
-        lines.append(f"Answer {codes[0]} or {codes[1]}.")
-        return "\n".join(lines)
-    lines.append("Options:" if question.kind == "choice" else "Levels, from lowest to highest:")
-    for candidate, code in zip(question.candidates, codes, strict=True):
-        about = None if candidate.description is None else prose_text(candidate.description)
-        if question.kind == "score":
-            lines.append(f"{code}. {about}")
-        else:
-            lines.append(f"{code}. {candidate.name}" if about is None else f"{code}. {candidate.name}: {about}")
-    lines.append("Answer with the code of one option.")
-    return "\n".join(lines)
+                lines.append(wording.meaning.format(code=code, text=prose_text(candidate.description)))
+        lines.append(wording.noul_reply.format(*codes))
+    else:
+        if about is not None:
+            lines.append(wording.question.format(about))
+        lines.append(wording.options if question.kind == "choice" else wording.levels)
+        for candidate, code in zip(question.candidates, codes, strict=True):
+            lines.append(wording.option.format(code=code, text=_option(question, candidate, wording)))
+        lines.append(wording.reply)
+    return wording.before + "\n".join(line for line in lines if line)
+
+
+def _option(question: QuestionRecord, candidate: Candidate, wording: Wording) -> str:
+    """An option's name and description. A level is its description; its name is only its number."""
+    if candidate.description is None:
+        return candidate.name
+    text = prose_text(candidate.description)
+    return text if question.kind == "score" else wording.described.format(name=candidate.name, about=text)

@@ -36,34 +36,37 @@ class Scorer:
 
         A row that fails alone keeps its error as its scores.
         """
-        scores: list[list[RowScores | Exception]]
-        try:
-            scores = self._backend.score(
-                [
-                    Group(tasks[0].question.prefix, [task.question.rows[task.number] for task in tasks])
-                    for tasks in groups
-                ]
-            )
-        except Exception as error:
+        scores = self._attempt(groups)
+        if isinstance(scores, Exception):
             rows = sum(map(len, groups))
-            if isinstance(error, OutOfDeviceMemory):
-                self._queue.shrink()
-            elif not isinstance(error, APIError):
-                logger.exception("a forward of %d rows failed on %s", rows, self._model)
             if rows > 1:
                 for half in _halves(groups, rows // 2):
                     self._score_tasks(half, complete)
                 return
-            if not isinstance(error, OutOfDeviceMemory | APIError):
+            if not isinstance(scores, OutOfDeviceMemory | APIError):
+                logger.error("a row failed on %s", self._model, exc_info=scores)
                 self._check()
-            scores = [[error]]
-        else:
-            self._queue.fitted()
+            scores = [[scores.with_traceback(None)]]
         for tasks, found in zip(groups, scores, strict=True):
             for task, row in zip(tasks, found, strict=True):
                 task.question.scores[task.number] = row
                 if len(task.question.scores) == len(task.question.rows):
                     complete.append(task)
+
+    def _attempt(self, groups: list[list[Task]]) -> list[list[RowScores | Exception]] | Exception:
+        """The scores of one forward, or why there are none."""
+        rows = [[task.question.rows[task.number] for task in tasks] for tasks in groups]
+        try:
+            scores = self._backend.score(
+                [Group(tasks[0].question.prefix, some) for tasks, some in zip(groups, rows, strict=True)]
+            )
+        except OutOfDeviceMemory as error:
+            self._queue.shrink()
+            return OutOfDeviceMemory(str(error))  # anew: a traceback would keep the tensors of the forward alive
+        except Exception as error:
+            return error
+        self._queue.fitted()
+        return scores
 
     def _check(self) -> None:
         """After a row failed alone: was it the row, or can the model (a broken CUDA context) answer nothing?"""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -16,6 +17,7 @@ from sakuradite.engine.batching import Queue
 from sakuradite.engine.compile import Compiler
 from sakuradite.engine.job import Job
 from sakuradite.engine.loading import Loader
+from sakuradite.engine.plan import Plan
 from sakuradite.engine.probe import capabilities, probe
 from sakuradite.engine.readout import outcome
 from sakuradite.engine.scoring import ModelLost, Scorer
@@ -133,14 +135,18 @@ class Worker:
         now = time.monotonic()
         jobs = [job for job in jobs if not job.gone and job.deadline > now]
         try:
-            plans = self._compiler.compile([job.request for job in jobs])
-        except Exception:
-            if len(jobs) > 1:  # one at a time, so that only the culprit fails
-                for job in jobs:
-                    self._compile([job])
-                return
-            logger.exception("compiling a request for %s failed", self._config.model)
+            plans: list[Plan | APIError] = self._compiler.compile([job.request for job in jobs])
+        except Exception as error:
+            if len(jobs) == 1:
+                # The message may quote the request, so the log has the error's class and place alone.
+                place = traceback.extract_tb(error.__traceback__)[-1]
+                kind = type(error).__name__
+                logger.error("compiling a request for %s failed: %s in %s", self._config.model, kind, place)
             plans = [InternalError("the request could not be compiled")]
+        if len(plans) < len(jobs):  # one at a time, so that only the culprit fails
+            for job in jobs:
+                self._compile([job])
+            return
         results: list[tuple[Job, list[Outcome], APIError | None]] = []
         for job, plan in zip(jobs, plans, strict=True):
             if isinstance(plan, APIError):

@@ -140,14 +140,14 @@ def test_the_whole_prompt_reads_as_transformers_would_render_it(
     """Case 23, as far as tokens go: where the caller's text has no marker, the pieces are those of the whole text."""
     from transformers import PreTrainedTokenizerFast
 
-    from sakuradite.engine.prompt import HEAD
+    from sakuradite.engine.prompt import WORDING
 
     compiler = Compiler(tokenizers[name], name, 8192)
     tokens = whole(compiler, "The parcel was late.", "Was it late?")
     reader = Rust.from_file(str(zoo[name] / "tokenizer.json"))
     text = reader.decode(list(tokens), skip_special_tokens=False)
     reference = PreTrainedTokenizerFast(tokenizer_file=str(zoo[name] / "tokenizer.json"), bos_token="<s>")
-    content = text[text.index(HEAD[:20]) : text.rindex("<|im_end|>")]
+    content = text[text.index(WORDING.head[:20]) : text.rindex("<|im_end|>")]
     rendered = reference.apply_chat_template(
         [{"role": "user", "content": content}],
         chat_template=(zoo[name] / "chat_template.jinja").read_text(),

@@ -7,7 +7,7 @@ about one state are not independent, so all of it resamples states, not question
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,7 @@ from tests.benchmarks.quality.scoring import Case, Scored
 
 RESAMPLES = 4000
 KINDS = ("noul", "choice", "score")
+EASY = ("noul", "choice")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,3 +115,31 @@ def _resampled(
     draws = np.random.default_rng(0).integers(len(totals), size=(RESAMPLES, len(totals)))
     shares: np.ndarray[tuple[int], np.dtype[np.float64]] = hits[draws].sum(1) / totals[draws].sum(1)
     return shares
+
+
+def table(cases: Sequence[Case], results: Mapping[str, Mapping[str, Sequence[Scored]]], base: str) -> str:
+    """The results by model and wording as a Markdown table, the best log-loss first."""
+    lines = [
+        "| model | wording | noul | choice | noul and choice | against the base | score | error of score | log-loss "
+        "| label mass (least) | tokens |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for model, runs in results.items():
+        for name, run in sorted(runs.items(), key=lambda item: log_loss(cases, item[1])):
+            against = "" if name == base or base not in runs else str(difference(cases, run, runs[base], EASY))
+            mass, least = label_mass(run)
+            cells = (
+                model,
+                name,
+                share(cases, run, ("noul",)),
+                share(cases, run, ("choice",)),
+                share(cases, run, EASY),
+                against,
+                share(cases, run, ("score",)),
+                f"{score_error(cases, run):.2f}",
+                f"{log_loss(cases, run):.3f}",
+                f"{mass:.2f} ({least:.2f})",
+                f"{sum(s.tokens for s in run) / len(run):.0f}",
+            )
+            lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
+    return "\n".join(lines)

@@ -41,8 +41,8 @@ class Wording:
     def codes(self, question: QuestionRecord) -> Sequence[str]:
         """The labels of a question, in the order of its candidates."""
         if question.kind == "noul":
-            codes = self.noul or tuple(self.choice_codes[:2])
-            return codes[::-1] if self.noul is None and self.noul_turned else codes
+            pair = self.noul or (self.choice_codes[0], self.choice_codes[1])
+            return pair[::-1] if self.noul is None and self.noul_turned else pair
         count = len(question.candidates)
         codes = self.choice_codes if question.kind == "choice" else self.score_codes
         return codes[:count] if count <= len(codes) else ascii_uppercase[:count]

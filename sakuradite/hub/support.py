@@ -92,18 +92,22 @@ def _has_mxfp4_kernels() -> bool:
 
 
 def _mlx(config: Mapping[str, Any]) -> str | None:
-    package = "sakuradite.engine.mlx"
-    if not _installed("mlx", "mlx_lm") or not _there(f"{package}.translation"):
+    package, registry = "sakuradite.engine.mlx", transformers_registry()
+    if registry is None or not _installed("mlx", "mlx_lm") or not _there(f"{package}.translation"):
         return str(MissingExtraError("the MLX backend", "mlx"))
     runtime, translation = (importlib.import_module(f"{package}.{name}") for name in ("runtime", "translation"))
+    model_type = str(config.get("model_type", ""))
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config))
         try:
             runtime.require("mlx-lm", runtime.MINIMUM_MLX_LM)
-            runtime.refuse_old_qwen3_5(str(config.get("model_type", "")))
+            runtime.refuse_old_qwen3_5(model_type)
+            translation.refuse_family(model_type)
+            if resolved(config) is None:
+                return f"Transformers {registry.version} does not understand its config.json"
             translation.translate(Path(folder))
         except (UnsupportedModelError, ConfigurationError, MissingExtraError) as error:
-            return str(error)
+            return str(error).replace(folder, "the checkpoint")
     return None
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
+from sakuradite.engine.mlx import runtime
 from sakuradite.errors import ModelAccessDeniedError, ModelNotFoundError, OfflineMissingError, UnsupportedModelError
 from sakuradite.hub import registry, support, weights
 from sakuradite.hub.inspect import inspect
@@ -148,6 +149,50 @@ def test_mxfp4_is_accepted_where_its_kernels_are(home: Path, standin: StandIn, m
     found = look(home, standin, checkpoint(config=LLAMA | {"quantization_config": {"quant_method": "mxfp4"}}))
     assert found.backends["torch"].supported
     assert found.quantization == "mxfp4"
+
+
+@pytest.fixture
+def mlx_lm(monkeypatch: pytest.MonkeyPatch) -> Callable[[tuple[int, ...]], None]:
+    """Let MLX seem to be installed, in a version; deciding what it can load imports nothing of it."""
+
+    def install(version: tuple[int, ...]) -> None:
+        monkeypatch.setattr(support, "_installed", lambda *packages: True)
+        monkeypatch.setattr(runtime, "is_installed", lambda: True)
+        monkeypatch.setattr(runtime, "installed", lambda package: version)
+
+    return install
+
+
+QWEN3_5 = {"model_type": "qwen3_5_text", "architectures": ["Qwen3_5ForCausalLM"], "vocab_size": 512}
+
+
+@pytest.mark.parametrize(
+    ("version", "config", "reason"),
+    [
+        ((0, 32, 2), LLAMA, None),
+        ((0, 31, 3), LLAMA, None),
+        ((0, 32, 2), QWEN3_5, None),
+        ((0, 31, 3), QWEN3_5, "Qwen3.5 is refused on MLX with mlx-lm 0.31.3"),
+        ((0, 30, 0), LLAMA, "needs mlx-lm 0.31 or newer"),
+        ((0, 32, 2), {"model_type": "gpt_neox"}, "gpt_neox is refused on MLX"),
+        ((0, 32, 2), LLAMA | {"hidden_act": "relu"}, "hidden_act relu of this llama is refused on MLX"),
+        ((0, 32, 2), LLAMA | {"hidden_size": "many"}, "does not understand its config.json"),
+        ((0, 32, 2), LLAMA | {"quantization_config": {"quant_method": "mxfp4"}}, "weights packed as mxfp4 are refused"),
+        ((0, 32, 2), LLAMA | {"model_file": "own.py"}, "asks to run its own code"),
+    ],
+)
+def test_what_mlx_loads(
+    home: Path,
+    standin: StandIn,
+    mlx_lm: Callable[[tuple[int, ...]], None],
+    version: tuple[int, ...],
+    config: dict[str, Any],
+    reason: str | None,
+) -> None:
+    mlx_lm(version)
+    found = look(home, standin, checkpoint(config=config)).backends["mlx"]
+    assert found.supported is (reason is None)
+    assert reason is None or reason in (found.reason or "")
 
 
 def test_nested_settings_of_an_image_model(home: Path, standin: StandIn) -> None:

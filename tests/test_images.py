@@ -76,7 +76,7 @@ TAKEN = {
     "palette PNG with transparency": encoded("PNG", mode="P", transparency=0),
     "PNG with alpha": encoded("PNG", mode="RGBA"),
     "1-bit PNG": encoded("PNG", mode="1"),
-    "16-bit PNG": encoded("PNG", mode="I"),
+    "16-bit PNG": encoded("PNG", mode="I;16"),
     "PNG with EXIF": encoded("PNG", exif=rotated()),
     "PNG with bytes after its end": encoded("PNG") + b"trailer",
 }

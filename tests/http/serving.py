@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Seque
 from dataclasses import dataclass, field
 from typing import Any
 
+import httpx
 import uvicorn
 
 from sakuradite.config import ModelConfig, ServerConfig
@@ -191,6 +192,7 @@ class Served:
     gateway: Any
     administration: FakeAdministration
     loop: asyncio.AbstractEventLoop
+    client: httpx.Client
 
     def call[T](self, work: Awaitable[T]) -> T:
         """Run something in the server's loop."""
@@ -235,7 +237,9 @@ def serve(
             assert thread.is_alive(), "the server did not start"
             assert time.monotonic() < end, "the server did not start in time"
             time.sleep(0.01)
-        yield Served(f"http://127.0.0.1:{port}", port, app, gateway, administration, loops[0])
+        url = f"http://127.0.0.1:{port}"
+        with httpx.Client(base_url=url, trust_env=False, verify=False, timeout=30) as client:
+            yield Served(url, port, app, gateway, administration, loops[0], client)
     finally:
         server.should_exit = True
         thread.join(30)

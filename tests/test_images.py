@@ -23,6 +23,7 @@ from sakuradite.images import (
     check_image,
     from_base64,
     from_data_url,
+    illustrated,
     load_image,
     read_header,
     to_data_url,
@@ -267,3 +268,8 @@ def test_a_path_is_measured_before_it_is_read(tmp_path: Path) -> None:
         load_image(path)
     with pytest.raises(FileNotFoundError):
         load_image(tmp_path / "none.png")
+
+
+def test_images_without_a_place_come_first() -> None:
+    assert illustrated("text", 2) == (0, 1, "text")
+    assert illustrated("text", 0) == ("text",)

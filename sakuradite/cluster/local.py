@@ -7,16 +7,19 @@ running. What Ray needs from the environment is set while it starts and put back
 from __future__ import annotations
 
 import atexit
+import ctypes
 import logging
 import os
 import platform
 import queue
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -29,6 +32,8 @@ from sakuradite.errors import ConfigurationError, MissingExtraError
 
 MAX_TEMP_PATH = 40
 """Bytes of the temporary folder's path: Ray adds 63 to it for its socket, and a Unix socket's path ends at 107."""
+
+ADDED_TO_PLACE = len("/skd12345678/ray")
 
 OBJECT_STORE_BYTES = 200 << 20
 """Of address space, touched only by requests over the gRPC limit. Ray's own minimum is 75 MiB."""
@@ -110,7 +115,7 @@ def join(address: str) -> None:
         if _local.pid != os.getpid():
             _reset()
         try:
-            with _quiet("ray"):
+            with _quiet("ray"), _same_sigterm():
                 ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
         except Exception as error:
             raise ConfigurationError(f"no Ray cluster at {address!r}: {error}", param="address") from None
@@ -193,7 +198,7 @@ def _start_ray(logs: bool, cluster: bool) -> None:
             import ray
         except ImportError:
             raise MissingExtraError("Embedded use", "torch") from None
-        with _quiet("ray"):
+        with _quiet("ray"), _same_sigterm():
             _local.seconds["imports"] = time.perf_counter() - clock
             clock = time.perf_counter()
             ray.init(
@@ -205,7 +210,7 @@ def _start_ray(logs: bool, cluster: bool) -> None:
                 object_store_memory=_object_store_bytes(),
                 resources=_own_resources() if cluster else None,
                 _node_ip_address=LOOPBACK,
-                _temp_dir=str(_local.temp),
+                _temp_dir=str(_local.temp / "ray"),  # Ray opens this one to everybody, so it lies in one that is ours
             )
         atexit.register(_discard_at_exit)  # after ray's own import, so that it runs before ray's own hook
         _local.seconds["ray"] = time.perf_counter() - clock
@@ -217,7 +222,9 @@ def _start_ray(logs: bool, cluster: bool) -> None:
 def start_serve() -> bool:
     """Start Serve without its proxies on the connected Ray; False where it runs already."""
     _keep_grpc_off_proxies()
-    from ray import serve
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of Ray's own modules, fatal under `python -W error`
+        from ray import serve
 
     logging.getLogger("ray.serve").setLevel(logging.ERROR)  # it tells of every start and stop on stderr
     if serve_is_running():
@@ -284,10 +291,10 @@ def _short_temporary_directory() -> Path:
     """A fresh folder of ours alone whose path leaves room for Ray's socket names."""
     places = [tempfile.gettempdir(), "/tmp", "/var/tmp"]
     for place in places:
-        if len(place) + 8 <= MAX_TEMP_PATH and os.access(place, os.W_OK | os.X_OK):
+        if len(place) + ADDED_TO_PLACE <= MAX_TEMP_PATH and os.access(place, os.W_OK | os.X_OK):
             return Path(tempfile.mkdtemp(prefix="skd", dir=place))
     raise ConfigurationError(
-        f"Ray's sockets need a writable folder whose path has at most {MAX_TEMP_PATH - 8} characters;"
+        f"Ray's sockets need a writable folder whose path has at most {MAX_TEMP_PATH - ADDED_TO_PLACE} characters;"
         f" {tempfile.gettempdir()} has {len(tempfile.gettempdir())}. Set TMPDIR to a shorter one."
     )
 
@@ -380,6 +387,21 @@ def _quiet(name: str) -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
+
+
+@contextmanager
+def _same_sigterm() -> Iterator[None]:
+    """Put back the process's handling of SIGTERM: Ray's C++ replaces it by one that prints a stack to stderr first.
+
+    By libc, because Python sets signal handlers on the main thread alone.
+    """
+    libc = ctypes.CDLL(None)
+    before = ctypes.create_string_buffer(512)  # a struct sigaction, larger than on any platform, never looked into
+    libc.sigaction(signal.SIGTERM, None, before)
+    try:
+        yield
+    finally:
+        libc.sigaction(signal.SIGTERM, before, None)
 
 
 def _forget_token() -> None:

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import email.utils
 import ipaddress
+import os
+import socket
 import time
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from dataclasses import replace
@@ -248,7 +250,7 @@ async def within[T](
         async with asyncio.timeout_at(end):
             return await work
     except TimeoutError:
-        raise RequestTimeoutError(f"waited {timeout:g} seconds in vain for {what}") from None
+        raise RequestTimeoutError(f"waited {timeout:.3g} seconds in vain for {what}") from None
 
 
 def reason(error: BaseException) -> str:
@@ -257,8 +259,10 @@ def reason(error: BaseException) -> str:
     while seen is not None:
         if isinstance(seen, BaseExceptionGroup):
             seen = seen.exceptions[0]
-        if isinstance(seen, OSError) and seen.strerror:
-            return seen.strerror
+        if isinstance(seen, socket.gaierror):
+            return str(seen.strerror)
+        if isinstance(seen, OSError) and seen.errno:
+            return os.strerror(seen.errno)
         seen = seen.__cause__ or seen.__context__
     return str(error) or type(error).__name__
 

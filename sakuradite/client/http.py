@@ -118,20 +118,22 @@ class HTTPTransport:
         response = await within(
             decision.timeout, self._send("POST", "/v1/decisions", "inference", decision.body(True)), end
         )
-        event: StreamEvent | None = None
         try:
             if not response.headers.get("content-type", "").startswith("text/event-stream"):
                 raise TransportError("the server did not answer with a stream of events")
             frames = httpx_sse.EventSource(response).aiter_sse()
             async with contextlib.aclosing(frames):
-                while frame := await within(decision.timeout, self._patiently(anext(frames, None)), end):
+                event: StreamEvent | None = None
+                while not isinstance(event, CompleteEvent):
+                    frame = await within(decision.timeout, self._patiently(anext(frames, None)), end)
+                    if frame is None:
+                        return
                     event = _event(frame, response)
                     yield event
-                    if isinstance(event, CompleteEvent):
-                        end = clock() + END_WAIT  # normally the end is there already, and the connection is kept
-        except RequestTimeoutError:
-            if not isinstance(event, CompleteEvent):
-                raise
+                with contextlib.suppress(TimeoutError):  # read to the end, the connection can be used again
+                    async with asyncio.timeout(END_WAIT):
+                        if await anext(frames, None) is not None:
+                            raise TransportError("the stream went on after its complete event")
         except httpx.HTTPError as error:
             raise TransportError(f"the stream was cut off: {reason(error)}") from error
         finally:

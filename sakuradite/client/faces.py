@@ -24,7 +24,7 @@ from sakuradite.questions import Questions
 def no_model(settings: ClientSettings) -> str:
     """The ways to name a model, for a request that has none."""
     file = settings.home / "config.toml"
-    return f'no model is set: pass model=… (to decide, or for the client), set SAKURADITE_MODEL, or put it in {file}'
+    return f"no model is set: pass model=… (to decide, or for the client), set SAKURADITE_MODEL, or put it in {file}"
 
 
 class _Face:
@@ -81,7 +81,7 @@ class SyncClient(_Face):
     @property
     def models(self) -> Models:
         """The models of the daemon this client speaks to."""
-        return Models(self._session, self._loop)
+        return Models(self._session, self._loop, bool(self._settings.base_url))
 
     @overload
     def decide(
@@ -158,6 +158,10 @@ class SyncClient(_Face):
         row = self._rows(questions, timeout, model, concurrency)
         return ordered(states, lambda state: self._loop.submit(row(state)), concurrency)
 
+    def coroutines(self) -> AsyncClient:
+        """The same client with coroutine methods, usable from any event loop. Closing either closes both."""
+        return AsyncClient(self._settings, self._session, self._loop)
+
     def close(self) -> None:
         """Cancel what is in flight and release everything; a daemon's models stay loaded. Safe to call twice."""
         if not self._loop.ended:
@@ -179,7 +183,7 @@ class AsyncClient(_Face):
     @property
     def models(self) -> AsyncModels:
         """The models of the daemon this client speaks to."""
-        return AsyncModels(self._session, self._loop)
+        return AsyncModels(self._session, self._loop, bool(self._settings.base_url))
 
     @overload
     async def decide(

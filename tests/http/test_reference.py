@@ -16,7 +16,7 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from sakuradite.errors import APIError
 from sakuradite.http import examples
-from sakuradite.http.openapi import document
+from sakuradite.http.openapi import document, frames
 from sakuradite.http.page import curl, page
 from sakuradite.http.routes import ROUTES
 from sakuradite.http.site import Example, Route
@@ -112,6 +112,7 @@ def test_every_example_works_and_follows_its_schema(served: Served, route: Route
         assert [e["type"] for e in sent] == [e["type"] for e in example.response]
         for event in [*sent, *example.response]:
             jsonschema.validate(event, schema)
+        assert event_content["examples"][example.name]["value"] == frames(example.response)
         return
     for value in (example.response, response.json()):
         jsonschema.validate(value, schema)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,6 +17,7 @@ type Loc = tuple[str | int, ...]
 MAX_PROBLEMS = 50  # of one answer: a request of 400 wrong questions needs no list of 400
 MAX_KEY_CHARACTERS = 256  # of one part of a location: a key may be as long as the body
 SHOWN_IN_MESSAGE = 3
+LOCATION_PARTS = 6  # of a place deep inside content
 
 CONTENT_TYPES = {"string_type", "dict_type", "list_type"}
 """The branches of a union of text, object and list: wrong in all of them is one problem, not three."""
@@ -145,3 +147,16 @@ def _real(loc: Loc, data: Any, type_: str) -> Loc:
             continue
         real.append(part)
     return tuple(real)
+
+
+def refuse_infinite(value: Any, loc: Loc) -> None:
+    """Raise ValidationError for a number that overflowed to infinity."""
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise invalid(loc, "Numbers must be finite", "finite_number")
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            refuse_infinite(item, (*loc, key) if len(loc) <= LOCATION_PARTS else loc)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            refuse_infinite(item, (*loc, index) if len(loc) <= LOCATION_PARTS else loc)

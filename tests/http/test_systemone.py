@@ -35,6 +35,13 @@ def test_unknown_fields_at_the_top_are_ignored_and_aliases_resolve(client: httpx
     assert response.headers["content-type"] == "application/json"
 
 
+def test_numbers_in_ignored_fields_must_be_finite_too(client: httpx.Client) -> None:
+    body = json.dumps(native(x=[0])).replace("[0]", "[1e999]")
+    response = client.post("/v1/systemone", content=body, headers={"content-type": "application/json"})
+    assert response.status_code == 422
+    assert response.json()["detail"][0]["loc"] == ["body", "x", 0]
+
+
 @pytest.mark.parametrize(
     ("question", "path"),
     [

@@ -17,7 +17,7 @@ from sakuradite.errors import InvalidRequestError
 from sakuradite.http.body import Part, read_parts
 from sakuradite.http.dialects import Ask, content, record
 from sakuradite.http.dialects.native import KeyedAsk, QuestionId
-from sakuradite.http.problems import dotted, explain, invalid
+from sakuradite.http.problems import dotted, explain, invalid, refuse_infinite
 from sakuradite.http.reading import read_json
 from sakuradite.images import MAX_IMAGES, ImageError, check_image, from_base64
 from sakuradite.questions import Choice, Content, Noul, NoulCriteria, Score
@@ -97,6 +97,8 @@ def parse(body: bytes, content_type: str) -> Ask:
         request = SystemOneRequest.model_validate(data)
     except PydanticValidationError as error:
         raise explain(error, data) from None
+    for key in data.keys() - SystemOneRequest.model_fields.keys():  # ignored, but still JSON
+        refuse_infinite(data[key], ("body", key))
     names = tuple(request.assets or ())
     images = _images(request.assets or {}, parts)
     shown = Placeholders(names)

@@ -24,7 +24,7 @@ from sakuradite.questions import Questions
 def no_model(settings: ClientSettings) -> str:
     """The ways to name a model, for a request that has none."""
     file = settings.home / "config.toml"
-    return f'no model is set: pass model=… (to decide, or for the client), set SAKURADITE_MODEL, or put it in {file}'
+    return f"no model is set: pass model=… (to decide, or for the client), set SAKURADITE_MODEL, or put it in {file}"
 
 
 class _Face:

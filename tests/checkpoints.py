@@ -154,7 +154,7 @@ def build(
         "pad_token_id": tokenizer.pad_token_id,
         "initializer_range": 0.3,
     }
-    described = AutoConfig.for_model(architecture, **(settings | ARCHITECTURES[architecture] | (config or {})))
+    described = AutoConfig.for_model(architecture, **(settings | ARCHITECTURES.get(architecture, {}) | (config or {})))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(described).float().eval()

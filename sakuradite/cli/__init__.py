@@ -1,0 +1,15 @@
+"""The `sakuradite` command. Thin: parse, call the SDK, print. `main` is the entry point."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command and exit: 0 done, 1 refused, 2 wrong usage or settings, 3 no answer, 130 interrupted.
+
+    Errors are one line on stderr, for a user's mistake never a traceback.
+    """
+    from sakuradite.cli.exits import run
+
+    raise SystemExit(run(arguments))

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 
 THREADS = 64  # requests of one such client that may be under way at once
+ENCODED = {"content-encoding", "content-length", "transfer-encoding"}  # headers of the bytes before decoding
 
 
 class ThreadedTransport(httpx.AsyncBaseTransport):
@@ -28,9 +29,10 @@ class ThreadedTransport(httpx.AsyncBaseTransport):
         )
         loop = asyncio.get_running_loop()
         response = await loop.run_in_executor(self._threads, lambda: self._client.send(copy, stream=True))
+        headers = [(k, v) for k, v in response.headers.multi_items() if k.lower() not in ENCODED]
         return httpx.Response(
             response.status_code,
-            headers=response.headers,
+            headers=headers,
             stream=_ThreadedBody(response, self._threads),
             extensions=response.extensions,
         )
@@ -45,7 +47,7 @@ class _ThreadedBody(httpx.AsyncByteStream):
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         loop = asyncio.get_running_loop()
-        chunks = self._response.iter_raw()
+        chunks = self._response.iter_bytes()
         while (chunk := await loop.run_in_executor(self._threads, next, chunks, None)) is not None:
             yield chunk
 

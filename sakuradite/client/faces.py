@@ -81,7 +81,7 @@ class SyncClient(_Face):
     @property
     def models(self) -> Models:
         """The models of the daemon this client speaks to."""
-        return Models(self._session, self._loop)
+        return Models(self._session, self._loop, bool(self._settings.base_url))
 
     @overload
     def decide(
@@ -158,6 +158,10 @@ class SyncClient(_Face):
         row = self._rows(questions, timeout, model, concurrency)
         return ordered(states, lambda state: self._loop.submit(row(state)), concurrency)
 
+    def coroutines(self) -> AsyncClient:
+        """The same client with coroutine methods, usable from any event loop. Closing either closes both."""
+        return AsyncClient(self._settings, self._session, self._loop)
+
     def close(self) -> None:
         """Cancel what is in flight and release everything; a daemon's models stay loaded. Safe to call twice."""
         if not self._loop.ended:
@@ -179,7 +183,7 @@ class AsyncClient(_Face):
     @property
     def models(self) -> AsyncModels:
         """The models of the daemon this client speaks to."""
-        return AsyncModels(self._session, self._loop)
+        return AsyncModels(self._session, self._loop, bool(self._settings.base_url))
 
     @overload
     async def decide(

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import email.utils
 import ipaddress
+import os
+import socket
 import time
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from dataclasses import replace
@@ -116,20 +118,22 @@ class HTTPTransport:
         response = await within(
             decision.timeout, self._send("POST", "/v1/decisions", "inference", decision.body(True)), end
         )
-        event: StreamEvent | None = None
         try:
             if not response.headers.get("content-type", "").startswith("text/event-stream"):
                 raise TransportError("the server did not answer with a stream of events")
             frames = httpx_sse.EventSource(response).aiter_sse()
             async with contextlib.aclosing(frames):
-                while frame := await within(decision.timeout, self._patiently(anext(frames, None)), end):
+                event: StreamEvent | None = None
+                while not isinstance(event, CompleteEvent):
+                    frame = await within(decision.timeout, self._patiently(anext(frames, None)), end)
+                    if frame is None:
+                        return
                     event = _event(frame, response)
                     yield event
-                    if isinstance(event, CompleteEvent):
-                        end = clock() + END_WAIT  # normally the end is there already, and the connection is kept
-        except RequestTimeoutError:
-            if not isinstance(event, CompleteEvent):
-                raise
+                with contextlib.suppress(TimeoutError):  # read to the end, the connection can be used again
+                    async with asyncio.timeout(END_WAIT):
+                        if await anext(frames, None) is not None:
+                            raise TransportError("the stream went on after its complete event")
         except httpx.HTTPError as error:
             raise TransportError(f"the stream was cut off: {reason(error)}") from error
         finally:
@@ -248,7 +252,7 @@ async def within[T](
         async with asyncio.timeout_at(end):
             return await work
     except TimeoutError:
-        raise RequestTimeoutError(f"waited {timeout:g} seconds in vain for {what}") from None
+        raise RequestTimeoutError(f"waited {timeout:.3g} seconds in vain for {what}") from None
 
 
 def reason(error: BaseException) -> str:
@@ -257,8 +261,10 @@ def reason(error: BaseException) -> str:
     while seen is not None:
         if isinstance(seen, BaseExceptionGroup):
             seen = seen.exceptions[0]
-        if isinstance(seen, OSError) and seen.strerror:
-            return seen.strerror
+        if isinstance(seen, socket.gaierror):
+            return str(seen.strerror)
+        if isinstance(seen, OSError) and seen.errno:
+            return os.strerror(seen.errno)
         seen = seen.__cause__ or seen.__context__
     return str(error) or type(error).__name__
 

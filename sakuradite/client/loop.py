@@ -13,6 +13,8 @@ from typing import Any
 
 from sakuradite.errors import ClosedError
 
+CLOSED = "this client is closed; a closed client cannot be reopened, make a new one"
+
 
 class Loop:
     """An event loop that a client's coroutines run in.
@@ -43,7 +45,7 @@ class Loop:
         """Start a coroutine from another thread."""
         if self.ended:
             coroutine.close()
-            raise ClosedError("this client is closed, or the event loop it was opened in has ended; make a new one")
+            raise ClosedError(CLOSED if self._thread else "the event loop that this client was opened in has ended")
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
     def wait[T](self, coroutine: Coroutine[Any, Any, T]) -> T:

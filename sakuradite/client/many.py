@@ -57,7 +57,7 @@ async def aordered[T](
             while window and window[0].done():
                 yield window.popleft().result()
     finally:
-        left = [*window, *([coming] if coming else [])]
+        left: list[asyncio.Future[Any]] = [*window, *([coming] if coming else [])]
         for future in left:
             future.cancel()
         await asyncio.gather(*left, return_exceptions=True)

@@ -32,27 +32,46 @@ ROUTER_AWAY = 30.0  # seconds that polling bears without an answer: operations s
 type OnProgress = Callable[[Operation], None]
 
 
+class _Entry(BaseModel):
+    id: str
+
+
+class _Ready(BaseModel):
+    data: list[_Entry]
+
+
 class Administration:
     """The requests behind both faces, in the client's loop."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, session: Session, remote: bool) -> None:
+        self._session, self._remote = session, remote
 
     async def call(
         self, method: str, path: str, body: dict[str, Any] | None = None, params: dict[str, str] | None = None
     ) -> bytes:
-        """The answer to one request. Raises ConfigurationError for an embedded client."""
-        transport = await self._session.open()
-        if not isinstance(transport, HTTPTransport):
+        """The answer to one request under /admin/v1."""
+        transport = await self._transport()
+        content = None if body is None else orjson.dumps(body)
+        return await self._session.track(transport.call(method, "/admin/v1" + path, "admin", content, params))
+
+    async def _transport(self) -> HTTPTransport:
+        """The connection to the daemon. Raises ConfigurationError for an embedded client, without starting it."""
+        if not self._remote:
             raise ConfigurationError(
                 "models are administered on a daemon, and this client is embedded: "
                 "pass base_url=… to Sakuradite, or set SAKURADITE_BASE_URL"
             )
-        content = None if body is None else orjson.dumps(body)
-        return await self._session.track(transport.call(method, "/admin/v1" + path, "admin", content, params))
+        transport = await self._session.open()
+        assert isinstance(transport, HTTPTransport)
+        return transport
 
     async def list(self) -> Sequence[ModelStatus]:
         return many(ModelStatus, await self.call("GET", "/models"))
+
+    async def ready(self) -> Sequence[str]:
+        transport = await self._transport()
+        data = await self._session.track(transport.call("GET", "/v1/models", "inference"))
+        return [entry.id for entry in parsed(_Ready, data).data]
 
     async def inspect(self, model: str, revision: str | None, offline: bool) -> Inspection:
         return parsed(Inspection, await self.call("POST", "/models/inspect", _target(model, revision, offline)))
@@ -138,12 +157,16 @@ def _target(model: str, revision: str | None, offline: bool) -> dict[str, Any]:
 class Models:
     """The models of a daemon, as an open client gives them in `client.models`."""
 
-    def __init__(self, session: Session, loop: Loop) -> None:
-        self._admin, self._loop = Administration(session), loop
+    def __init__(self, session: Session, loop: Loop, remote: bool) -> None:
+        self._admin, self._loop = Administration(session, remote), loop
 
     def list(self) -> Sequence[ModelStatus]:
         """Every stored and resident model."""
         return self._loop.wait(self._admin.list())
+
+    def ready(self) -> Sequence[str]:
+        """The names that `decide` takes as its model: loaded models and their aliases. Needs no admin key."""
+        return self._loop.wait(self._admin.ready())
 
     def inspect(self, model: str, *, revision: str | None = None, offline: bool = False) -> Inspection:
         """Facts about a checkpoint, as its architecture and which backends can load it. No weights are read."""
@@ -207,12 +230,16 @@ class Models:
 class AsyncModels:
     """The models of a daemon, as coroutines; as `Models` otherwise."""
 
-    def __init__(self, session: Session, loop: Loop) -> None:
-        self._admin, self._loop = Administration(session), loop
+    def __init__(self, session: Session, loop: Loop, remote: bool) -> None:
+        self._admin, self._loop = Administration(session, remote), loop
 
     async def list(self) -> Sequence[ModelStatus]:
         """Every stored and resident model."""
         return await self._loop.run(self._admin.list())
+
+    async def ready(self) -> Sequence[str]:
+        """The names that `decide` takes as its model: loaded models and their aliases. Needs no admin key."""
+        return await self._loop.run(self._admin.ready())
 
     async def inspect(self, model: str, *, revision: str | None = None, offline: bool = False) -> Inspection:
         """Facts about a checkpoint, as its architecture and which backends can load it. No weights are read."""

@@ -19,7 +19,7 @@ from sakuradite.errors import FieldProblem, ValidationError
 from sakuradite.http.dialects import content, record
 from sakuradite.http.problems import Loc, explain, invalid, problem, refusal
 from sakuradite.images import MAX_IMAGES, ImageError, illustrated, load_image, to_data_url
-from sakuradite.questions import Choice, Content, Noul, Question, Questions, Score, plain, render
+from sakuradite.questions import Choice, Content, Noul, NoulCriteria, Question, Questions, Score, plain, render
 from sakuradite.records import QuestionRecord, RequestRecord
 
 type State = str | Mapping[str, Any] | Sequence[Any]
@@ -119,8 +119,8 @@ def _image(image: Image, where: Loc) -> bytes:
         return load_image(image)
     except ImageError as error:
         raise invalid(where, str(error)) from None
-    except OSError as error:
-        raise invalid(where, f"{image}: {error.strerror}") from None
+    except OSError as error:  # of a path
+        raise invalid(where, f"{error.filename}: {error.strerror}") from None
 
 
 def _wire_question(question: Noul | Choice | Score) -> dict[str, Any]:
@@ -128,9 +128,7 @@ def _wire_question(question: Noul | Choice | Score) -> dict[str, Any]:
     if question.instructions is not None:
         fields["instructions"] = plain(question.instructions)
     match question:
-        case Noul(criteria=None):
-            pass
-        case Noul(criteria=sides):
+        case Noul(criteria=NoulCriteria() as sides):
             fields["criteria"] = {side: plain(about) for side, about in sides if about is not None}
         case Choice(criteria=options):
             fields["criteria"] = {name: plain(about) for name, about in options.items()}

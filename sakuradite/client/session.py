@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from sakuradite.answers import DecisionResult
+from sakuradite.client.loop import CLOSED
 from sakuradite.client.request import Decision
 from sakuradite.client.stream import Events
 from sakuradite.client.transport import Transport
@@ -19,7 +20,6 @@ from sakuradite.errors import APIError, ClosedError
 
 MAX_RETRY_WAIT = 30.0  # seconds before one more try, whatever Retry-After says
 FIRST_RETRY_WAIT = 0.5  # seconds, doubled with each try, where the server names no time
-CLOSED = "this client is closed; a closed client cannot be reopened, make a new one"
 
 
 class Session:

@@ -13,7 +13,7 @@ from sakuradite.engine.labels import LabelBook, Labels
 from sakuradite.engine.plan import Plan, PlannedQuestion
 from sakuradite.engine.prompt import WORDING, prose_text, question_text
 from sakuradite.engine.tokenizer import Tokenizer
-from sakuradite.errors import APIError, ContextExceededError, UnsupportedModelError, ValidationError
+from sakuradite.errors import APIError, ContextExceededError, ValidationError
 from sakuradite.records import RequestRecord, RowFailure
 
 LIKELY_CHARACTERS_PER_TOKEN = 8  # prose has 3 to 5; text with more per allowed token is counted on a slice first
@@ -125,9 +125,3 @@ class Compiler:
             param=f"questions.{index}",
         )
         return RowFailure(index, error.record())
-
-
-def refuse_images(request: RequestRecord, modalities: Sequence[str], model: str) -> None:
-    """Raise UnsupportedModelError for a request with images when the model reads none."""
-    if request.images and "image" not in modalities:
-        raise UnsupportedModelError(f"images not supported by {model}", param="images")

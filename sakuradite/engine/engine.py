@@ -17,7 +17,6 @@ from collections.abc import AsyncGenerator, Iterable
 from pathlib import Path
 
 from sakuradite.config import ModelConfig
-from sakuradite.engine.compile import refuse_images
 from sakuradite.engine.job import Job
 from sakuradite.engine.loading import Loader, load
 from sakuradite.engine.worker import Worker
@@ -27,6 +26,7 @@ from sakuradite.errors import (
     ModelLoadingError,
     ReplicaUnavailableError,
     RequestTimeoutError,
+    UnsupportedModelError,
     ValidationError,
 )
 from sakuradite.operations import ModelCapabilities
@@ -139,7 +139,8 @@ class Engine:
                 "(max_questions). Split them over several requests",
                 param="questions",
             )
-        refuse_images(request, self.capabilities.modalities, config.model)
+        if request.images and "image" not in self.capabilities.modalities:
+            raise UnsupportedModelError(f"images not supported by {config.model}", param="images")
         size = request_bytes(request)
         if self.pending_requests >= config.max_pending_requests:
             raise CapacityExceededError(
@@ -232,23 +233,29 @@ class Engine:
 
 
 def request_bytes(request: RequestRecord) -> int:
-    """What a request counts for in admission: its text in UTF-8 and its images as they came."""
-    size = _prose_bytes(request.state) + sum(map(len, request.images))
+    """What a request counts for in admission: its text in UTF-8 and its images as they came.
+
+    Raises ValidationError where the text names an image that the request does not have.
+    """
+    images = len(request.images)
+    size = _prose_bytes(request.state, images) + sum(map(len, request.images))
     for question in request.questions:
-        size += _prose_bytes(question.instructions)
+        size += _prose_bytes(question.instructions, images)
         for candidate in question.candidates:
-            size += len(candidate.name) + _prose_bytes(candidate.description)
+            size += len(candidate.name) + _prose_bytes(candidate.description, images)
     return size
 
 
-def _prose_bytes(prose: Prose | None) -> int:
+def _prose_bytes(prose: Prose | None, images: int) -> int:
     if prose is None:
         return 0
-    return sum(
-        len(part) if part.isascii() else len(part.encode(errors="surrogatepass"))
-        for part in prose
-        if isinstance(part, str)
-    )
+    size = 0
+    for part in prose:
+        if isinstance(part, str):
+            size += len(part) if part.isascii() else len(part.encode(errors="surrogatepass"))
+        elif not 0 <= part < images:
+            raise ValidationError(f"image {part} is named and the request has {images}", param="images")
+    return size
 
 
 def _too_late(timeout: float) -> RequestTimeoutError:

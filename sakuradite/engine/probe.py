@@ -16,6 +16,7 @@ from sakuradite.records import Candidate, QuestionRecord, RequestRecord, RowAnsw
 
 logger = logging.getLogger(__name__)
 
+READS = ("text",)  # what prompts are made of so far, whatever else a model reads
 LOW_LABEL_MASS = 0.01  # below this the model hardly considers answering with a label, and answers mean little
 PROBE = RequestRecord(
     "probe",
@@ -78,7 +79,7 @@ def capabilities(
         context_length=facts.context_length,
         max_input_tokens=allowed,
         max_questions=config.max_questions,
-        modalities=facts.modalities,
+        modalities=tuple(kind for kind in facts.modalities if kind in READS),
         parameters=facts.parameters,
         weight_bytes=facts.weight_bytes,
         prefix_reuse=f"{facts.layout}: {facts.layout_reason}",

@@ -114,14 +114,14 @@ Nothing of the request's content is repeated. 429 and 503 carry `Retry-After` wh
     {
       "error": {
         "code": "validation_error",
-        "message": "questions.team.criteria: Should have at least 1 items, has 0",
+        "message": "questions.team.criteria: Should have at least 1 item, has 0",
         "type": "invalid_request_error",
         "param": "questions.team.criteria"
       },
       "detail": [
         {
           "loc": ["body", "questions", "team", "criteria"],
-          "msg": "Should have at least 1 items, has 0",
+          "msg": "Should have at least 1 item, has 0",
           "type": "too_short"
         }
       ]

@@ -81,7 +81,7 @@ def read_admin_key(home: Path) -> str | None:
         if path.is_symlink():
             raise ConfigurationError(f"{path} is a symlink; the admin key must be a plain file of your own") from None
         raise ConfigurationError(f"{path}: {error.strerror}") from None
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise ConfigurationError(f"{path} is not a plain file")
@@ -90,7 +90,9 @@ def read_admin_key(home: Path) -> str | None:
         if status.st_mode & 0o077:
             mode = stat.S_IMODE(status.st_mode)
             raise ConfigurationError(f"{path} can be read by others (mode {mode:04o}); chmod 600 it, or delete it")
-        key = file.read(4096).strip().decode(errors="replace")
+        key = os.read(descriptor, 4096).strip().decode(errors="replace")
+    finally:
+        os.close(descriptor)
     if not key or not key.isascii():
         raise ConfigurationError(f"{path} holds no key; delete it, and the daemon makes a new one")
     return key

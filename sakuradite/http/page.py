@@ -90,7 +90,7 @@ def _endpoint(route: Route, document: dict[str, Any]) -> str:
         parts.append("<h4>Request body</h4>\n" + _table(("Media type", "Schema"), media_rows))
     parts.append("<h4>Responses</h4>\n" + _table(("Status", "Meaning", "Body"), _responses(route, operation)))
     if route.examples:
-        parts.append("<h4>Examples</h4>\n" + "".join(_example(route, example) for example in route.examples))
+        parts.append("<h4>Examples</h4>\n" + "".join(_example(route, e, i == 0) for i, e in enumerate(route.examples)))
     return "".join((*parts, "</article>\n"))
 
 
@@ -108,8 +108,8 @@ def _responses(route: Route, operation: dict[str, Any]) -> list[tuple[str, ...]]
     return rows
 
 
-def _example(route: Route, example: Example) -> str:
-    parts = [f"<details>\n<summary>{_inline(example.summary)}</summary>\n"]
+def _example(route: Route, example: Example, opened: bool) -> str:
+    parts = [f"<details{' open' if opened else ''}>\n<summary>{_inline(example.summary)}</summary>\n"]
     parts.append(_code(curl(route, example)))
     response = frames(example.response) if isinstance(example.response, list) and example.request else None
     parts.append(f"<p>answers with {route.answers[0].status} and</p>\n")

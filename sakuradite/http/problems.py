@@ -119,7 +119,8 @@ def _entry(entry: ErrorDetails, data: Any) -> tuple[Loc, str, str]:
             return (*loc, _discriminator(context)), type_, f"Input should be one of {context['expected_tags']}"
         case "too_short" | "too_long":
             word, limit = ("least", "min_length") if type_ == "too_short" else ("most", "max_length")
-            msg = f"Should have at {word} {context[limit]} items, has {context['actual_length']}"
+            items = "item" if context[limit] == 1 else "items"
+            msg = f"Should have at {word} {context[limit]} {items}, has {context['actual_length']}"
         case "string_too_long":
             msg = f"Should have at most {context['max_length']} characters"
         case "value_error":

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
+import struct
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
 from typing import Any
 
 import orjson
@@ -52,7 +54,7 @@ class WhileConnected:
 async def collect(ask: Ask, groups: Groups) -> list[RowAnswer]:
     """All rows in the order of the questions. The first failure ends it: the remaining rows are cancelled."""
     rows: list[RowAnswer | None] = [None] * len(ask.questions)
-    async with aclosing(groups):
+    async with contextlib.aclosing(groups):
         async for group in groups:
             for outcome in group:
                 rows[outcome.row] = answered(ask, outcome)
@@ -83,7 +85,7 @@ async def stream(exchange: Exchange, ask: Ask, model: str, groups: Groups, write
     """
     rows: list[RowAnswer | None] = [None] * len(ask.questions)
     writer = _Writer(exchange, write_timeout)
-    async with aclosing(groups):
+    async with contextlib.aclosing(groups):
         try:
             async for group in groups:
                 frames = []
@@ -138,7 +140,10 @@ class _Writer:
                     await self.exchange.start(200, EVENTS, HEADERS, None)
                 await self.exchange.send({"type": "http.response.body", "body": data, "more_body": not last})
         except TimeoutError:
-            abort(self.exchange.send)
+            if abort(self.exchange.send):
+                with contextlib.suppress(TimeoutError):  # until the server has seen the end of the connection
+                    async with asyncio.timeout(1):
+                        await self.exchange.receive()
             raise ClientGone from None
 
 
@@ -151,5 +156,8 @@ def abort(send: Send) -> bool:
     transport = getattr(getattr(send, "__self__", None), "transport", None)
     if transport is None:
         return False
+    if (connection := transport.get_extra_info("socket")) is not None:
+        # A reset at once, so that the kernel does not keep the unsent megabytes for a reader that is not there.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     transport.abort()
     return True

@@ -28,6 +28,7 @@ from sakuradite.errors import (
     UnsupportedModelError,
 )
 from sakuradite.hub import gguf_model, gguf_tokenizer
+from sakuradite.hub.safety import private_folder
 from sakuradite.operations import Progress
 
 type OnProgress = Callable[[Progress], None]
@@ -107,14 +108,15 @@ def converted(
 
     if _made_from(folder) == source:
         return folder
-    folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    private_folder(folder.parent)
     with FileLock(folder.with_name(f".{folder.name}.lock")):
         if _made_from(folder) == source:
             return folder
         partial, old = (folder.with_name(f".{folder.name}.{kind}") for kind in ("partial", "old"))
         for leftover in (partial, old):
             shutil.rmtree(leftover, ignore_errors=True)
-        partial.mkdir(mode=0o700)
+        private_folder(partial)
         try:
             _convert(locate(), partial, on_progress or (lambda progress: None))
             _write(partial / "source.json", source)

@@ -17,6 +17,7 @@ from huggingface_hub import is_offline_mode
 from sakuradite.errors import UnsupportedModelError
 from sakuradite.hub import support, weights
 from sakuradite.hub.names import check_revision, local_path
+from sakuradite.hub.registry import check_code
 from sakuradite.hub.remote import Hub, RemoteSnapshot
 from sakuradite.hub.safety import NO_FAST_TOKENIZER, json_object
 from sakuradite.hub.selection import CONFIG, folder_sizes, select
@@ -70,6 +71,7 @@ def _describe(model: str, revision: str | None, source: _Source) -> Inspection:
     weight_bytes = None
     if refusal is None:
         try:
+            check_code(config)
             selection = select(source.sizes, source.read)
             names = selection.names
             with ThreadPoolExecutor(READERS) as readers:

@@ -14,12 +14,10 @@ from sakuradite.hub.safety import CUSTOM_CODE
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """Transformers' native model types: all of them, those that write text, those that also see images."""
+    """The model types that this version of Transformers has classes for."""
 
     version: str
     known: frozenset[str]
-    text: frozenset[str]
-    vision: frozenset[str]
 
 
 @cache
@@ -29,17 +27,8 @@ def transformers_registry() -> Registry | None:
         return None
     from transformers import __version__
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-    from transformers.models.auto.modeling_auto import (
-        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
-    )
 
-    return Registry(
-        __version__,
-        frozenset(CONFIG_MAPPING_NAMES),
-        frozenset(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
-        frozenset(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES),
-    )
+    return Registry(__version__, frozenset(CONFIG_MAPPING_NAMES))
 
 
 def mlx_knows(model_type: str) -> bool:

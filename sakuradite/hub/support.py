@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import json
 import tempfile
@@ -15,13 +14,7 @@ from huggingface_hub.errors import StrictDataclassError
 from sakuradite.errors import ConfigurationError, MissingExtraError, UnsupportedModelError
 from sakuradite.hub.registry import transformers_registry
 from sakuradite.hub.safety import CUSTOM_CODE
-from sakuradite.hub.weights import quantization_method
 from sakuradite.operations import BackendSupport
-
-MXFP4 = (
-    "its packed MXFP4 weights run with native CUDA kernels alone (a CUDA GPU and the package kernels, neither emulated "
-    "nor silently unpacked), and this machine has none"
-)
 
 
 def backends(config: Mapping[str, Any], refusal: str | None) -> dict[str, BackendSupport]:
@@ -52,17 +45,16 @@ def resolved(config: Mapping[str, Any]) -> Any:
 
 def prefix_reuse(config: Mapping[str, Any], dtype: str | None) -> str:
     """Which reuse of a shared prefix the settings allow on PyTorch, in a sentence; loading also probes it."""
-    name = "sakuradite.engine.torch.eligibility"
-    if not _installed("torch", "transformers") or not _there(name):
+    if not _installed("torch", "transformers"):
         return "not known here: deciding it needs the extra [torch]"
     if (settings := resolved(config)) is None:
         return "not known: Transformers has no settings for this model"
     import torch
 
+    from sakuradite.engine.torch.eligibility import decide
+
     kind = getattr(torch, dtype or "", None)
-    decision = importlib.import_module(name).decide(
-        settings.get_text_config(), kind if isinstance(kind, torch.dtype) else torch.float32, True
-    )
+    decision = decide(settings.get_text_config(), kind if isinstance(kind, torch.dtype) else torch.float32, True)
     return f"{decision.layout}: {decision.reason}"
 
 
@@ -74,45 +66,37 @@ def _torch(config: Mapping[str, Any]) -> str | None:
     if model_type not in registry.known:
         unknown = f"Transformers {registry.version} does not know the model type {model_type!r}"
         return CUSTOM_CODE if config.get("auto_map") else unknown
-    if model_type not in registry.text | registry.vision:
-        return f"{model_type} is no language model that continues a text"
-    if resolved(config) is None:
+    if (settings := resolved(config)) is None:
         return f"Transformers {registry.version} does not understand its config.json"
-    if quantization_method(config) == "mxfp4" and not _has_mxfp4_kernels():
-        return MXFP4
+    from sakuradite.engine.torch import device, loading
+
+    try:
+        loading.check_supported(settings, device.pick_device("auto"))
+    except UnsupportedModelError as error:
+        return str(error)
     return None
 
 
-def _has_mxfp4_kernels() -> bool:
-    if not _installed("kernels", "triton"):
-        return False
-    import torch
-
-    return torch.cuda.is_available()
-
-
 def _mlx(config: Mapping[str, Any]) -> str | None:
-    package = "sakuradite.engine.mlx"
-    if not _installed("mlx", "mlx_lm") or not _there(f"{package}.translation"):
+    registry = transformers_registry()
+    if registry is None or not _installed("mlx", "mlx_lm"):
         return str(MissingExtraError("the MLX backend", "mlx"))
-    runtime, translation = (importlib.import_module(f"{package}.{name}") for name in ("runtime", "translation"))
+    from sakuradite.engine.mlx import runtime, translation
+
+    model_type = str(config.get("model_type", ""))
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config))
         try:
             runtime.require("mlx-lm", runtime.MINIMUM_MLX_LM)
-            runtime.refuse_old_qwen3_5(str(config.get("model_type", "")))
+            runtime.refuse_old_qwen3_5(model_type)
+            translation.refuse_family(model_type)
+            if resolved(config) is None:
+                return f"Transformers {registry.version} does not understand its config.json"
             translation.translate(Path(folder))
         except (UnsupportedModelError, ConfigurationError, MissingExtraError) as error:
-            return str(error)
+            return str(error).replace(folder, "the checkpoint")
     return None
 
 
 def _installed(*packages: str) -> bool:
     return all(importlib.util.find_spec(package) is not None for package in packages)
-
-
-def _there(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False

@@ -79,11 +79,6 @@ def quantization(config: Mapping[str, Any]) -> str | None:
     return None if method is None else f"{method} {bits}-bit" if bits else method
 
 
-def quantization_method(config: Mapping[str, Any]) -> str | None:
-    """The library or format that packed the weights, such as `mxfp4`; None when nothing did."""
-    return _packing(config)[0]
-
-
 def _packing(config: Mapping[str, Any]) -> tuple[str | None, int | None]:
     settings = config.get("quantization_config")
     if isinstance(settings, dict) and (method := settings.get("quant_method")):

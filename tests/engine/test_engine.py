@@ -338,6 +338,7 @@ def test_bytes_of_a_request() -> None:
     [
         ({"questions": (LATE,) * 5}, ValidationError, r"5 questions; fake\? takes at most 4 in a request"),
         ({"images": (b"x",)}, UnsupportedModelError, r"images not supported by fake\?"),
+        ({"state": ("see ", 0)}, ValidationError, "image 0 is named and the request has 0"),
         ({"timeout": 0.0}, RequestTimeoutError, "deadline"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,9 +19,13 @@ CHOICE = {"type": "choice", "instructions": "Which?", "criteria": {"a": "first",
 SCORE = {"type": "score", "instructions": "How much?", "criteria": ["none", "some", {"label": "all"}]}
 
 
-def native(questions: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+def native(questions: Any = None, **changes: Any) -> dict[str, Any]:
     """A native request, or one for System One."""
-    body = {"model": MODEL, "state": "I was charged twice.", "questions": questions or {"q": NOUL}}
+    body = {
+        "model": MODEL,
+        "state": "I was charged twice.",
+        "questions": {"q": NOUL} if questions is None else questions,
+    }
     return body | changes
 
 
@@ -45,17 +50,14 @@ def keyed_server() -> Iterator[Served]:
 
 
 @pytest.fixture
-def client(open_server: Served) -> Iterator[httpx.Client]:
+def client(open_server: Served) -> httpx.Client:
     """A client of the server without a key."""
-    with httpx.Client(base_url=open_server.url, trust_env=False) as client:
-        yield client
+    return open_server.client
 
 
 @pytest.fixture
 def scripted() -> Iterator[Callable[..., Served]]:
     """Make a server over a ScriptedGateway; all are stopped at the end of the test."""
-    import contextlib
-
     with contextlib.ExitStack() as stack:
 
         def make(script: Any = None, able: dict[str, Any] | None = None, **settings: Any) -> Served:

@@ -62,6 +62,8 @@ class StandIn:
         self.tokens = {"hf_reader", "hf_stranger"}
         self.seen: list[Seen] = []
         self.faults: dict[str, Fault] = {}
+        self.claims: dict[str, int] = {}
+        """Sizes by file name that the listing gives instead of the real ones."""
         self.delay = 0.0
         self.before_send: Callable[[str], None] = lambda name: None
         self._lock = threading.Lock()
@@ -165,10 +167,11 @@ class _Handler(BaseHTTPRequestHandler):
         siblings = []
         for name, data in repository.commits[commit].items():
             blob = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
-            sibling: dict[str, Any] = {"rfilename": name, "size": len(data), "blobId": blob}
+            size = self.server.standin.claims.get(name, len(data))
+            sibling: dict[str, Any] = {"rfilename": name, "size": size, "blobId": blob}
             if len(data) >= LFS_FROM:
                 sha = hashlib.sha256(data).hexdigest()
-                sibling["lfs"] = {"sha256": sha, "size": len(data), "pointerSize": 134}
+                sibling["lfs"] = {"sha256": sha, "size": size, "pointerSize": 134}
             siblings.append(sibling)
         info = {
             "id": model, "modelId": model, "sha": commit, "siblings": siblings, "private": repository.private,

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
+from sakuradite.engine.mlx import runtime
+from sakuradite.engine.torch import loading
 from sakuradite.errors import ModelAccessDeniedError, ModelNotFoundError, OfflineMissingError, UnsupportedModelError
 from sakuradite.hub import registry, support, weights
 from sakuradite.hub.inspect import inspect
@@ -50,7 +52,7 @@ def test_a_model_on_the_hub_is_described_from_its_small_files_and_the_heads_of_i
         parameters=3_000_000,
         tokenizer="PreTrainedTokenizerFast",
         chat_template=True,
-        prefix_reuse=found.prefix_reuse,
+        prefix_reuse="packed: full attention in every layer",
         backends=found.backends,
         files={name: len(data) for name, data in files.items() if not name.endswith((".md", ".py"))},
     )
@@ -129,11 +131,11 @@ def test_what_no_backend_loads_says_why_for_each(
     [
         ({"model_type": "mystery", "auto_map": {"AutoConfig": "c.C"}}, "custom code is not run"),
         ({"model_type": "mystery"}, "does not know the model type 'mystery'"),
-        ({"model_type": "siglip_vision_model"}, "siglip_vision_model is no language model that continues a text"),
+        ({"model_type": "siglip_vision_model"}, "'siglip_vision_model' has no causal language model"),
         (LLAMA | {"hidden_size": "many"}, "does not understand its config.json"),
         (
             LLAMA | {"quantization_config": {"quant_method": "mxfp4"}},
-            "packed MXFP4 weights run with native CUDA kernels",
+            "packed MXFP4 weights run only with native kernels on CUDA",
         ),
     ],
 )
@@ -144,10 +146,74 @@ def test_what_torch_does_not_load(home: Path, standin: StandIn, config: dict[str
 
 
 def test_mxfp4_is_accepted_where_its_kernels_are(home: Path, standin: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(support, "_has_mxfp4_kernels", lambda: True)
+    monkeypatch.setattr(loading, "missing_for_mxfp4", lambda device: None)
     found = look(home, standin, checkpoint(config=LLAMA | {"quantization_config": {"quant_method": "mxfp4"}}))
     assert found.backends["torch"].supported
     assert found.quantization == "mxfp4"
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (LLAMA, "packed: full attention in every layer"),
+        (LLAMA | {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "padded: its rotary frequencies change"),
+        (
+            {"model_type": "qwen3_5_text", "dtype": "bfloat16"},
+            "padded: its linear_attention layers keep the plain",
+        ),
+        ({"model_type": "qwen3_5_text", "dtype": "float16"}, "cloned: a validated hybrid layout"),
+        (
+            {"model_type": "mamba2", "dtype": "float32"},
+            "padded: its linear_attention layers are not among",
+        ),
+    ],
+)
+def test_prefix_reuse(home: Path, standin: StandIn, config: dict[str, Any], says: str) -> None:
+    assert (look(home, standin, checkpoint(config=config)).prefix_reuse or "").startswith(says)
+
+
+@pytest.fixture
+def mlx_lm(monkeypatch: pytest.MonkeyPatch) -> Callable[[tuple[int, ...]], None]:
+    """Let MLX seem to be installed, in a version; deciding what it can load imports nothing of it."""
+
+    def install(version: tuple[int, ...]) -> None:
+        monkeypatch.setattr(support, "_installed", lambda *packages: True)
+        monkeypatch.setattr(runtime, "is_installed", lambda: True)
+        monkeypatch.setattr(runtime, "installed", lambda package: version)
+
+    return install
+
+
+QWEN3_5 = {"model_type": "qwen3_5_text", "architectures": ["Qwen3_5ForCausalLM"], "vocab_size": 512}
+
+
+@pytest.mark.parametrize(
+    ("version", "config", "reason"),
+    [
+        ((0, 32, 2), LLAMA, None),
+        ((0, 31, 3), LLAMA, None),
+        ((0, 32, 2), QWEN3_5, None),
+        ((0, 31, 3), QWEN3_5, "Qwen3.5 is refused on MLX with mlx-lm 0.31.3"),
+        ((0, 30, 0), LLAMA, "needs mlx-lm 0.31 or newer"),
+        ((0, 32, 2), {"model_type": "gpt_neox"}, "gpt_neox is refused on MLX"),
+        ((0, 32, 2), LLAMA | {"hidden_act": "relu"}, "hidden_act relu of this llama is refused on MLX"),
+        ((0, 32, 2), LLAMA | {"hidden_size": "many"}, "does not understand its config.json"),
+        ((0, 32, 2), LLAMA | {"quantization_config": {"quant_method": "mxfp4"}}, "weights packed as mxfp4 are refused"),
+        ((0, 32, 2), LLAMA | {"model_file": "own.py"}, "asks to run its own code"),
+    ],
+)
+def test_what_mlx_loads(
+    home: Path,
+    standin: StandIn,
+    mlx_lm: Callable[[tuple[int, ...]], None],
+    version: tuple[int, ...],
+    config: dict[str, Any],
+    reason: str | None,
+) -> None:
+    mlx_lm(version)
+    found = look(home, standin, checkpoint(config=config)).backends["mlx"]
+    assert found.supported is (reason is None)
+    assert reason is None or reason in (found.reason or "")
 
 
 def test_nested_settings_of_an_image_model(home: Path, standin: StandIn) -> None:
@@ -164,6 +230,7 @@ def test_nested_settings_of_an_image_model(home: Path, standin: StandIn) -> None
     assert found.vocabulary_size == 300
     assert found.context_length == 131072, "the default of its class, which config.json leaves out"
     assert found.dtype == "float16"
+    assert found.prefix_reuse == "packed: sliding-window and full attention"
 
 
 def test_without_a_runtime_the_facts_are_there_and_the_extras_are_named(

@@ -30,7 +30,7 @@ class Body:
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         if self._gain != 1.0:
-            kwargs["input_embeddings"] = self.inner.embed_tokens(inputs) * self._gain
+            args, kwargs["input_embeddings"] = args[:1], self.inner.embed_tokens(inputs) * self._gain
         hidden = self.inner(inputs, *args, **kwargs)
         if self.positions is None:
             return hidden

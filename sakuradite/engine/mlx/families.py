@@ -105,7 +105,7 @@ def _stablelm(settings: Settings) -> None:
 
 
 FAMILIES: Mapping[str, Family] = {
-    "apertus": Family("xielu", translate=_apertus),
+    "apertus": Family("xielu", rotary=frozenset({"default", "llama3"}), translate=_apertus),
     "cohere": Family(),
     "cohere2": Family(window=True, translate=_window_pattern),
     "ernie4_5": Family(),

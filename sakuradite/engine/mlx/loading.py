@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sakuradite.config import ModelConfig
 from sakuradite.engine.mlx import runtime
-from sakuradite.engine.mlx.families import Family, Settings
+from sakuradite.engine.mlx.families import Settings
 from sakuradite.engine.mlx.translation import Translation, read_settings, refuse_family, translate
 from sakuradite.errors import InsufficientResourcesError, ModelLoadFailedError, UnsupportedModelError
 
@@ -44,7 +45,7 @@ def load_text(config: ModelConfig, checkpoint: Path) -> Loaded:
 
     def classes(config: Settings) -> tuple[type, type]:
         model_class, arguments = utils._get_classes(config=config)
-        return (model_class if family.rename is None else _renaming(model_class, family)), arguments
+        return (model_class if family.rename is None else _renaming(model_class, family.rename)), arguments
 
     try:
         model, _ = utils.load_model(checkpoint, model_config=translation.settings, get_model_classes=classes)
@@ -77,10 +78,8 @@ def _refusal(error: Exception, model_type: str) -> Exception:
     return ModelLoadFailedError(f"mlx-lm could not load the weights: {error}")
 
 
-def _renaming(model_class: Any, family: Family) -> Any:
+def _renaming(model_class: Any, rename: Callable[[str], str]) -> Any:
     """The model class, its weights renamed before its own preparation of them."""
-    rename = family.rename
-    assert rename is not None
 
     class Renaming(model_class):  # type: ignore[misc]
         def sanitize(self, weights: dict[str, Any]) -> dict[str, Any]:

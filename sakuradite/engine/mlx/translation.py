@@ -68,11 +68,10 @@ def resolve(checkpoint: Path) -> Settings:
     from transformers import AutoConfig
 
     try:
-        found: Settings = AutoConfig.from_pretrained(
-            checkpoint, local_files_only=True, trust_remote_code=False
-        ).to_dict()
+        config = AutoConfig.from_pretrained(checkpoint, local_files_only=True, trust_remote_code=False)
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise UnsupportedModelError(f"the settings of {checkpoint} are not understood: {error}") from None
+    found: Settings = config.to_dict()
     return found
 
 
@@ -138,8 +137,8 @@ def _check_yarn(settings: Settings, rope: dict[str, Any]) -> None:
 
 def _rotary_refused(settings: Settings, what: str) -> UnsupportedModelError:
     return UnsupportedModelError(
-        f"the rotary embedding of this {settings['model_type']} ({what}) is refused on MLX: mlx-lm does not compute it as "
-        "Transformers does, or it was not compared; use backend torch"
+        f"the rotary embedding of this {settings['model_type']} ({what}) is refused on MLX: mlx-lm does not compute it "
+        "as Transformers does, or the two were not compared; use backend torch"
     )
 
 
@@ -149,8 +148,8 @@ def _activation(settings: Settings, family: Family) -> None:
         found = settings.get(key)
         if isinstance(found, str) and found != family.activation:
             raise UnsupportedModelError(
-                f"{key} {found} of this {settings['model_type']} is refused on MLX: mlx-lm computes {family.activation}; "
-                "use backend torch"
+                f"{key} {found} of this {settings['model_type']} is refused on MLX: mlx-lm computes "
+                f"{family.activation}; use backend torch"
             )
 
 

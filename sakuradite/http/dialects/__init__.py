@@ -46,7 +46,7 @@ class Ask(ABC):
 def placed(error: APIError, loc: Loc) -> APIError:
     """The same error told where it belongs: location in front of its detail, path in `param` and in the message."""
     path = dotted(loc)
-    if not error.message.startswith(path):
+    if not error.message.startswith(f"{path}:"):
         error.message = f"{path}: {error.message}"
         error.args = (error.message,)
     error.detail = tuple(

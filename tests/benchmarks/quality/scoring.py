@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import batched, groupby
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from tests.benchmarks.quality.wordings import Wording
 
 CASES = Path(__file__).with_name("cases.jsonl")
 PACKED_TOKENS = 900  # of one forward: enough for matrix speed on a CPU, small enough for the quadratic mask
+MAX_ROWS = 24  # of one state in a forward
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,31 +120,57 @@ class Model:
         return list(logits.float().log_softmax(-1))
 
 
-def score(model: Model, wording: Wording, cases: Sequence[Case], order: str = "given") -> Iterator[Scored]:
-    """The probabilities of every case. `order`: "given", "reversed" options, or "both", the mean of the two."""
-    if order == "both":
-        for a, b in zip(score(model, wording, cases), score(model, wording, cases, "reversed"), strict=True):
-            mean = tuple((p + q) / 2 for p, q in zip(a.probabilities, b.probabilities, strict=True))
-            yield Scored(mean, (a.mass + b.mass) / 2, a.tokens + b.tokens)
-        return
-    pack: list[tuple[list[int], list[list[int]]]] = []
-    reads: list[list[int]] = []
-    for i, case in enumerate(cases):
-        if i == 0 or case.state != cases[i - 1].state:
-            if sum(len(p) + sum(map(len, rows)) for p, rows in pack) > PACKED_TOKENS:
-                yield from _read(model, pack, reads)
-                pack, reads = [], []
-            pack.append((model.tokens(model.opening + wording.head) + model.tokens(case.state), []))
-        row, labels = _row(model, wording, case.question, order)
-        pack[-1][1].append(row)
-        reads.append(labels)
-    yield from _read(model, pack, reads)
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A wording, with the options in the order given or reversed."""
+
+    wording: Wording
+    reverse: bool = False
 
 
-def _row(model: Model, wording: Wording, question: QuestionRecord, order: str) -> tuple[list[int], list[int]]:
+def score(model: Model, runs: Sequence[Run], cases: Sequence[Case]) -> list[list[Scored]]:
+    """For each run, the probabilities of every case. The runs share one head, and so each state's tokens."""
+    (head,) = {run.wording.head for run in runs}
+    opening = model.tokens(model.opening + head)
+    scored: list[list[Scored]] = [[] for _ in runs]
+    pack = _Pack()
+    for state, group in groupby(cases, key=lambda case: case.state):
+        prefix = opening + model.tokens(state)
+        rows = [(i, *_row(model, run, case.question)) for case in group for i, run in enumerate(runs)]
+        for part in batched(rows, MAX_ROWS):
+            if pack.size > PACKED_TOKENS:
+                pack.read(model, scored)
+                pack = _Pack()
+            pack.add(prefix, part)
+    pack.read(model, scored)
+    return scored
+
+
+class _Pack:
+    """Rows of several states that go through one forward."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.parts: list[tuple[list[int], list[list[int]]]] = []
+        self.reads: list[tuple[int, list[int], int]] = []
+
+    def add(self, prefix: list[int], rows: Sequence[tuple[int, list[int], list[int]]]) -> None:
+        self.parts.append((prefix, [tokens for _, tokens, _ in rows]))
+        self.reads += [(run, labels, len(prefix) + len(tokens)) for run, tokens, labels in rows]
+        self.size += len(prefix) + sum(len(tokens) for _, tokens, _ in rows)
+
+    def read(self, model: Model, scored: list[list[Scored]]) -> None:
+        for logs, (run, labels, length) in zip(model.forward(self.parts), self.reads, strict=True):
+            weights = [math.exp(logs[label].item()) for label in labels]
+            mass = sum(weights)
+            scored[run].append(Scored(tuple(w / mass for w in weights), mass, length))
+
+
+def _row(model: Model, run: Run, question: QuestionRecord) -> tuple[list[int], list[int]]:
     """The tokens after the state, and the token of each candidate's label."""
+    wording = run.wording
     codes = wording.codes(question)
-    turned = order == "reversed" and question.kind != "score"  # levels keep their order
+    turned = run.reverse and question.kind != "score"  # levels keep their order
     if turned:
         candidates = tuple(reversed(question.candidates))
         if question.kind == "noul" and wording.noul is None:
@@ -159,13 +187,3 @@ def _row(model: Model, wording: Wording, question: QuestionRecord, order: str) -
             raise ValueError(f"{code!r} is not one clean token after {cue + gap!r}")
         labels.append(added[-1])
     return row, labels[::-1] if turned else labels
-
-
-def _read(
-    model: Model, pack: Sequence[tuple[list[int], list[list[int]]]], reads: Sequence[Sequence[int]]
-) -> Iterator[Scored]:
-    lengths = [len(prefix) + len(row) for prefix, rows in pack for row in rows]
-    for logs, labels, length in zip(model.forward(pack), reads, lengths, strict=True):
-        weights = [math.exp(logs[label].item()) for label in labels]
-        mass = sum(weights)
-        yield Scored(tuple(w / mass for w in weights), mass, length)

@@ -27,6 +27,10 @@ class Wording:
     means: str = "{code} means: {text}"
     noul: tuple[str, str] | None = ("Yes", "No")
     """The two labels; None asks a noul as a choice of two coded options, Yes and No."""
+    noul_names: tuple[str, str] = ("Yes", "No")
+    """How the options of a coded noul read."""
+    noul_turned: bool = False
+    """Name the No before the Yes."""
     choice_codes: str = ascii_uppercase
     score_codes: str = ascii_uppercase
     cue: str = "Answer:"
@@ -37,7 +41,8 @@ class Wording:
     def codes(self, question: QuestionRecord) -> Sequence[str]:
         """The labels of a question, in the order of its candidates."""
         if question.kind == "noul":
-            return self.noul or self.choice_codes[:2]
+            pair = self.noul or (self.choice_codes[0], self.choice_codes[1])
+            return pair[::-1] if self.noul is None and self.noul_turned else pair
         count = len(question.candidates)
         codes = self.choice_codes if question.kind == "choice" else self.score_codes
         return codes[:count] if count <= len(codes) else ascii_uppercase[:count]
@@ -54,17 +59,14 @@ class Wording:
         if question.kind == "noul":
             if about is not None:
                 lines.append(self.ask_noul.format(about))
+            step = -1 if self.noul_turned else 1
             if self.noul is None:
-                named = [(name, meaning) for name, (_, meaning) in zip(("Yes", "No"), candidates, strict=True)]
-                lines += [self.options, *self._listed(codes, named)]
-                lines.append(self.reply)
+                named = [(name, meaning) for name, (_, meaning) in zip(self.noul_names, candidates, strict=True)]
+                lines += [self.options, *self._listed(codes[::step], named[::step]), self.reply]
             else:
-                lines += [
-                    self.means.format(code=code, text=meaning)
-                    for code, (_, meaning) in zip(codes, candidates, strict=True)
-                    if meaning is not None
-                ]
-                lines.append(self.reply_noul.format(*codes))
+                described = [(code, meaning) for code, (_, meaning) in zip(codes, candidates, strict=True) if meaning]
+                lines += [self.means.format(code=code, text=meaning) for code, meaning in described[::step]]
+                lines.append(self.reply_noul.format(*codes[::step]))
         else:
             if about is not None:
                 lines.append(self.ask.format(about))
@@ -128,6 +130,26 @@ WORDINGS = {
             ask_noul="According to the text: {}",
             reply_noul="Is that right? Answer {} or {}.",
         ),
+        replace(BASE, name="noul-turned", noul_turned=True),
+        replace(BASE, name="noul-options-turned", noul=None, noul_turned=True),
+        replace(BASE, name="noul-options-true", noul=None, noul_names=("Yes, this is true", "No, this is not true")),
+        replace(BASE, name="noul-if", reply_noul="Answer {} if this is true of the text, {} if it is not."),
+        replace(BASE, name="noul-only-if", reply_noul="Answer {} only if the text says so, otherwise {}."),
+        replace(
+            BASE,
+            name="noul-statement-tf",
+            ask_noul="Statement: {}",
+            noul=("True", "False"),
+            reply_noul="Is this true or false? Answer {} or {}.",
+        ),
+        replace(
+            BASE,
+            name="noul-is-it-true",
+            ask_noul="Statement or question: {}",
+            reply_noul="Going by the text, is it true? Answer {} or {}.",
+        ),
+        replace(BASE, name="noul-correct", ask_noul="Claim: {}", noul=None, noul_names=("correct", "incorrect")),
+        replace(BASE, name="noul-lower", noul=("yes", "no")),
         # words around the options
         replace(BASE, name="letter-reply", reply="Answer with the letter of the best option."),
         replace(BASE, name="no-reply", reply="", reply_noul="{} or {}?"),

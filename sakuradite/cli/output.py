@@ -1,0 +1,93 @@
+"""What commands print: JSON, tables, values; fitted and coloured in a terminal, plain where it is piped."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from pydantic import BaseModel
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def is_terminal() -> bool:
+    """Whether a person reads the standard output."""
+    return sys.stdout.isatty()
+
+
+def print_json(value: BaseModel | Sequence[BaseModel] | dict[str, Any], indent: bool = True) -> None:
+    """The value as JSON on stdout; `indent` for people, one line for JSON lines."""
+    option = (orjson.OPT_INDENT_2 if indent else 0) | orjson.OPT_APPEND_NEWLINE
+    sys.stdout.flush()
+    sys.stdout.buffer.write(orjson.dumps(_plain(value), option=option))
+    sys.stdout.buffer.flush()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]], empty: str) -> None:
+    """A table that fits the terminal; where stdout is piped, lines of tab-separated values. `empty` says: no rows."""
+    rows = list(rows)
+    if not is_terminal():
+        for row in (headers, *rows) if rows else ():
+            print("\t".join(row))
+        return
+    if not rows:
+        print(empty)
+        return
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold", expand=False)
+    for i, header in enumerate(headers):
+        table.add_column(header, overflow="fold" if i == 0 else "ellipsis", no_wrap=i > 0, ratio=None)
+    for row in rows:
+        table.add_row(*row)
+    console().print(table)
+
+
+def print_fields(fields: Iterable[tuple[str, str]]) -> None:
+    """Named values, one a line; values are aligned in a terminal, tab-separated where stdout is piped."""
+    fields = list(fields)
+    width = max((len(name) for name, _ in fields), default=0) if is_terminal() else 0
+    for name, value in fields:
+        print(f"{name:<{width}}  {value}" if width else f"{name}\t{value}")
+
+
+def console() -> Console:
+    """The terminal, for rich."""
+    from rich.console import Console
+
+    return Console(highlight=False, soft_wrap=False)
+
+
+def size(count: int | None) -> str:
+    """Bytes as people write them: 273 MB, decimal."""
+    if count is None:
+        return "-"
+    value, unit = float(count), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if value < 1000:
+            break
+        value, unit = value / 1000, larger
+    return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
+
+
+def ago(seconds: float | None) -> str:
+    """How long ago a time was: 12 s, 5 min, 3 h, 2 d."""
+    if seconds is None:
+        return "-"
+    past = max(0.0, time.time() - seconds)
+    for limit, unit, name in ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
+        if past < limit:
+            return f"{past / unit:.0f} {name} ago"
+    return f"{past / 86_400:.0f} d ago"

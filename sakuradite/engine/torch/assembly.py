@@ -1,0 +1,143 @@
+"""Putting a backend together: device and dtype, weights, a layout that its configuration allows and the probe confirms."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sakuradite.config import ModelConfig
+from sakuradite.engine.backend import ModelFacts
+from sakuradite.engine.torch import layers, linear, loading, memory, probe
+from sakuradite.engine.torch.backend import LayoutScorer, TorchBackend
+from sakuradite.engine.torch.cloned import Cloned
+from sakuradite.engine.torch.device import pick_device, pick_dtype, set_threads
+from sakuradite.engine.torch.eligibility import Decision, decide
+from sakuradite.engine.torch.forward import Caller
+from sakuradite.engine.torch.packed import Bounds, Packed
+from sakuradite.engine.torch.padded import Padded
+from sakuradite.engine.torch.rotary import Rotary
+
+logger = logging.getLogger(__name__)
+
+
+def assemble(config: ModelConfig, checkpoint: Path) -> TorchBackend:
+    """See `sakuradite.engine.torch.load`."""
+    device = pick_device(config.device)
+    described = loading.read_config(checkpoint)
+    loading.check_supported(described, device)
+    dtype = pick_dtype(config.dtype, loading.stored_dtype(described), device)
+    if device.type == "cpu":
+        set_threads(config)
+    model = loading.load_model(checkpoint, described, device, dtype)
+    parameters = sum(p.numel() for p in model.parameters())
+    if linear.available(device, dtype) and loading.quantization(described) is None:
+        linear.pack(model)
+    text = model.config.get_text_config()
+    parts = Parts(model, text, device, dtype, config)
+    decision, scorer = choose(parts)
+    facts = ModelFacts(
+        architecture=type(model).__name__,
+        device=str(device),
+        dtype=str(dtype).removeprefix("torch."),
+        context_length=loading.context_length(described),
+        vocabulary_size=text.vocab_size,
+        parameters=parameters,
+        weight_bytes=memory.weight_bytes(model),
+        layout=decision.layout,
+        layout_reason=decision.reason,
+    )
+    return TorchBackend(model, facts, scorer)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What layouts are made of."""
+
+    model: Any
+    text: Any
+    device: torch.device
+    dtype: torch.dtype
+    config: ModelConfig
+
+
+def choose(parts: Parts) -> tuple[Decision, LayoutScorer]:
+    """The layout that the configuration allows, or the plain one where the probe says no."""
+    decision = decide(parts.text, parts.dtype, bool(getattr(parts.model, "_supports_attention_backend", False)))
+    plain = make_padded(parts)
+    if decision.layout == "padded":
+        return decision, plain
+    native = parts.model.config._attn_implementation
+    vocabulary = parts.text.vocab_size
+    expected = probe.plain_answers(plain, vocabulary)
+    try:
+        scorer = make_packed(parts) if decision.layout == "packed" else make_cloned(parts, plain)
+        difference = probe.disagreement(probe.reuse_answers(scorer, vocabulary), expected)
+        problem = f"probabilities differed by {difference:.3g}"
+    except Exception as error:
+        logger.warning("the %s layout failed its probe", decision.layout, exc_info=True)
+        difference, problem = float("inf"), f"it raised {type(error).__name__}"
+    if difference <= probe.TOLERANCE[parts.dtype]:
+        return decision, scorer
+    parts.model.set_attn_implementation(native)
+    reason = f"{decision.reason}, but a probe of the {decision.layout} layout disagreed with a full forward: {problem}"
+    return Decision("padded", reason), plain
+
+
+def make_padded(parts: Parts) -> Padded:
+    sizes = memory.sizes(parts.text, parts.dtype)
+    return Padded(
+        Caller(parts.model),
+        Rotary(parts.text),
+        parts.device,
+        _pad(parts.text),
+        pass_tokens=parts.config.max_batch_tokens,
+        pass_reads=sizes.pass_reads(),
+    )
+
+
+def make_cloned(parts: Parts, plain: Padded) -> Cloned:
+    sizes = memory.sizes(parts.text, parts.dtype)
+    return Cloned(
+        Caller(parts.model),
+        parts.device,
+        plain,
+        _pad(parts.text),
+        pass_tokens=parts.config.max_batch_tokens,
+        cache_tokens=_cache_bytes(parts) // sizes.cache_bytes_per_token,
+    )
+
+
+def make_packed(parts: Parts) -> Packed:
+    """The packed layout. From here on the model's attention works only inside packed forwards."""
+    sizes = memory.sizes(parts.text, parts.dtype)
+    layers.register()
+    parts.model.set_attn_implementation(layers.IMPLEMENTATION)
+    tokens = parts.config.max_batch_tokens
+    bounds = Bounds(
+        pass_tokens=min(tokens, memory.CPU_PASS_TOKENS) if parts.device.type == "cpu" else tokens,
+        pass_reads=sizes.pass_reads(),
+        cache_bytes=_cache_bytes(parts),
+        cache_bytes_per_token=sizes.cache_bytes_per_token,
+    )
+    return Packed(Caller(parts.model), Rotary(parts.text), parts.device, bounds)
+
+
+def _cache_bytes(parts: Parts) -> int:
+    """Bytes that prefixes may hold between batches."""
+    if parts.config.max_cache_bytes is not None:
+        return parts.config.max_cache_bytes
+    return int(memory.CACHE_SHARE * memory.free_bytes(parts.device))
+
+
+def _pad(config: Any) -> int:
+    """A token to pad with; masked, so any will do: the padding token, or the end of sequence where there is none."""
+    for value in (config.pad_token_id, config.eos_token_id):
+        if isinstance(value, list):
+            value = value[0] if value else None
+        if isinstance(value, int) and 0 <= value < config.vocab_size:
+            return value
+    return 0

@@ -1,0 +1,94 @@
+"""The PyTorch backend: a loaded model behind the engine's seam, with one layout chosen for it."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+from sakuradite.engine.backend import Group, ModelFacts, OutOfDeviceMemory, Prefix, Row, RowScores
+from sakuradite.engine.torch.forward import fault
+
+
+class LayoutScorer(Protocol):
+    """What the three layouts have in common."""
+
+    def set_head(self, tokens: Sequence[int]) -> None: ...
+
+    def score(self, rows: Sequence[tuple[Prefix, Row]]) -> list[RowScores | Exception]: ...
+
+    def release(self, prefix: Prefix) -> None: ...
+
+
+class TorchBackend:
+    """A `Backend`. Rows that cannot run fail alone; running out of memory raises OutOfDeviceMemory."""
+
+    def __init__(self, model: Any, facts: ModelFacts, layout: LayoutScorer) -> None:
+        self.facts = facts
+        self._model = model
+        self._layout = layout
+
+    def set_head(self, tokens: Sequence[int]) -> None:
+        """Name the constant head that every prefix starts with."""
+        self._layout.set_head(tokens)
+
+    @torch.inference_mode()
+    def score(self, groups: Sequence[Group]) -> list[list[RowScores | Exception]]:
+        """Scores per group and row; see `Backend.score`."""
+        scores: list[list[RowScores | Exception]] = []
+        rows: list[tuple[Prefix, Row]] = []
+        places: list[tuple[int, int]] = []
+        for g, group in enumerate(groups):
+            broken = _prefix_fault(group.prefix, self.facts.vocabulary_size)
+            scores.append([])
+            for r, row in enumerate(group.rows):
+                error = broken or fault(row, group.prefix.tokens, self.facts.vocabulary_size, self.facts.context_length)
+                scores[g].append(error or ())
+                if error is None:
+                    rows.append((group.prefix, row))
+                    places.append((g, r))
+        for (g, r), found in zip(places, self._score(rows), strict=True):
+            scores[g][r] = found
+        return scores
+
+    def _score(self, rows: Sequence[tuple[Prefix, Row]]) -> list[RowScores | Exception]:
+        try:
+            return self._layout.score(rows)
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            failure = str(error)
+        except RuntimeError as error:
+            if not _is_out_of_memory(error):
+                raise
+            failure = str(error)
+        # here, outside the handlers, the failed forward's frames and their tensors are gone
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        raise OutOfDeviceMemory(failure)
+
+    def release(self, prefix: Prefix) -> None:
+        """Free what is kept for a prefix."""
+        self._layout.release(prefix)
+
+    def close(self) -> None:
+        """Free the weights."""
+        self._model = self._layout = None  # type: ignore[assignment]
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def _prefix_fault(prefix: Prefix, vocabulary: int) -> Exception | None:
+    from sakuradite.errors import InferenceFailedError
+
+    if prefix.tokens and (min(prefix.tokens) < 0 or max(prefix.tokens) >= vocabulary):
+        return InferenceFailedError(f"a token is outside the model's vocabulary of {vocabulary}")
+    return None
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    """torch's CPU allocator, and MPS, raise a plain RuntimeError."""
+    text = str(error)
+    return "not enough memory" in text or "can't allocate memory" in text or "out of memory" in text

@@ -1,0 +1,129 @@
+"""The attention function that Transformers' layers call in a packed forward.
+
+Registered through their AttentionInterface, so the model's own layers do all the rest: projections, norms, rotary (by
+position ids), experts, head, scaling, soft-capping of logits. Being no known mask kind, it makes them build no mask.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sakuradite.engine.torch import attention
+from sakuradite.engine.torch.pieces import Piece, current_pass
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+IMPLEMENTATION = "sakuradite_packed"
+FLASH_TOKENS = 256  # up to here one flash call beats blocks of scores for a piece's attention to itself
+
+
+def register() -> None:
+    """Make IMPLEMENTATION known to Transformers."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(IMPLEMENTATION, attention_forward)
+
+
+def layer_window(module: Any, given: int | None) -> int | None:
+    """The sliding window of an attention layer: by the configuration's kind of layer, else as the layer passes it on."""
+    config = module.config
+    window: int | None = given if given is not None else getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None:
+        return window if kinds[module.layer_idx] == "sliding_attention" else None
+    return window if getattr(config, "use_sliding_window", True) else None
+
+
+def attention_forward(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    **unused: Any,
+) -> tuple[Tensor, None]:
+    """What the model's layers call in place of their attention. query [1, heads, n, d] -> [1, n, heads, d]."""
+    current = current_pass()
+    if current is None or query.shape[0] != 1 or query.shape[2] != current.tokens:
+        raise RuntimeError("packed attention was called outside a packed forward")
+    if position_bias is not None:
+        raise NotImplementedError("packed attention knows no position bias")
+    shape = attention.Shape(
+        query.shape[-1] ** -0.5 if scaling is None else scaling, layer_window(module, sliding_window), softcap
+    )
+    q, k, v = query[0], key[0], value[0]
+    kv_heads, group, n = k.shape[0], q.shape[0] // k.shape[0], q.shape[1]
+    folded = attention.fold(q, kv_heads, shape.scale)
+    out = v.new_empty(n, kv_heads, group, v.shape[2])
+    lse = torch.empty(n, kv_heads, group, dtype=torch.float32, device=q.device)
+    grouped = q.view(kv_heads, group, n, q.shape[2])
+    sinks = s_aux is not None
+    for run in current.runs():
+        a, b = run[0].start, run[-1].stop
+        if run[0].writes:
+            _extend(module.layer_idx, run[0], folded, k, v, shape, out[a:b], lse[a:b] if sinks else None)
+        else:
+            for piece in run:
+                i, j = piece.start, piece.stop
+                _itself(piece, folded[:, i:j], grouped[:, :, i:j], k[:, i:j], v[:, i:j], shape, out[i:j], lse[i:j])
+            if run[0].store is not None:
+                _shared(module.layer_idx, run, folded[:, a:b], shape, out[a:b], lse[a:b])
+        if s_aux is not None:
+            attention.add_sink(out[a:b], lse[a:b], s_aux)
+    return out.view(1, n, kv_heads * group, -1), None
+
+
+def _extend(
+    layer: int,
+    piece: Piece,
+    folded: Tensor,
+    k: Tensor,
+    v: Tensor,
+    shape: attention.Shape,
+    out: Tensor,
+    lse: Tensor | None,
+) -> None:
+    """A piece of a prefix: into the store, then causal attention to all of it up to the piece's end."""
+    assert piece.store is not None
+    i, j = piece.start, piece.stop
+    piece.store.write(layer, piece.position, k[:, i:j], v[:, i:j])
+    keys, values = piece.store.read(layer, piece.position + len(piece.tokens))
+    attention.attend(folded[:, i:j], keys, values, shape, out, lse, piece.position)
+
+
+def _itself(
+    piece: Piece, folded: Tensor, query: Tensor, k: Tensor, v: Tensor, shape: attention.Shape, out: Tensor, lse: Tensor
+) -> None:
+    """A suffix's, or a whole prompt's, causal attention to itself."""
+    n = len(piece.tokens)
+    narrow = shape.window is not None and shape.window < n
+    if n <= FLASH_TOKENS and not narrow and shape.softcap is None and k.shape[2] == v.shape[2] and k.device.type == "cpu":
+        attention.own(query, k, v, shape, out, lse)
+    else:
+        attention.attend(folded, k, v, shape, out, lse, 0)
+
+
+def _shared(layer: int, run: list[Piece], folded: Tensor, shape: attention.Shape, out: Tensor, lse: Tensor) -> None:
+    """The suffixes of one prefix: attention of all of them to its store, merged into what they have of themselves."""
+    store = run[0].store
+    assert store is not None
+    context = run[0].position
+    keys, values = store.read(layer, context)
+    other, other_lse = torch.empty_like(out), torch.empty_like(lse)
+    longest = max(len(piece.tokens) for piece in run)
+    if shape.window is None or context + longest <= shape.window:
+        attention.attend(folded, keys, values, shape, other, other_lse, None)
+    else:
+        for piece in run:
+            i, j = piece.start - run[0].start, piece.stop - run[0].start
+            attention.attend(folded[:, i:j], keys, values, shape, other[i:j], other_lse[i:j], context)
+    attention.merge(out, lse, other, other_lse)

@@ -1,0 +1,102 @@
+"""Bytes: what the weights, the keys and values of a token and a forward take, and what the machine has to give."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+CACHE_SHARE = 0.25  # of the memory that is free after loading, for stores between batches, where nothing is configured
+CPU_PASS_TOKENS = 2048  # a longer forward gains nothing on a CPU: its activations leave the caches
+LOGIT_BYTES = 256 << 20  # logits of one forward
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The widths of a model that its memory depends on."""
+
+    hidden: int
+    intermediate: int
+    heads: int
+    vocabulary: int
+    cache_bytes_per_token: int
+    bytes_per_value: int
+
+    def forward_bytes(self, tokens: int, reads: int, keys: int) -> int:
+        """An upper bound of what one forward takes beside weights and stores.
+
+        At the widest point of a layer: the residual and its normalised copy, queries, keys, values and attention's
+        output in float32, two or three vectors of the MLP; one block of scores with its softmax; logits of the read
+        positions in the dtype and in float32.
+        """
+        width = 6 * self.hidden + 3 * self.intermediate
+        scores = 3 * 4 * max(600_000, 16 * self.heads * keys)
+        logits = reads * self.vocabulary * (self.bytes_per_value + 8)
+        return tokens * (width * self.bytes_per_value + 4 * 3 * self.hidden) + scores + logits
+
+    def pass_reads(self) -> int:
+        """Positions that one forward may read within LOGIT_BYTES."""
+        return max(1, LOGIT_BYTES // (self.vocabulary * (self.bytes_per_value + 8)))
+
+
+def sizes(config: Any, dtype: torch.dtype) -> Sizes:
+    """The sizes of a (text) configuration."""
+    hidden = config.hidden_size
+    heads = getattr(config, "num_attention_heads", None) or 1
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    head = getattr(config, "head_dim", None) or hidden // heads
+    layers = config.num_hidden_layers
+    experts = getattr(config, "num_experts_per_tok", None) or 1
+    intermediate = getattr(config, "moe_intermediate_size", None) or getattr(config, "intermediate_size", None)
+    return Sizes(
+        hidden=max(hidden, heads * head),
+        intermediate=(intermediate or 4 * hidden) * experts,
+        heads=heads,
+        vocabulary=config.vocab_size,
+        cache_bytes_per_token=2 * layers * kv_heads * head * dtype.itemsize,
+        bytes_per_value=dtype.itemsize,
+    )
+
+
+def weight_bytes(model: torch.nn.Module) -> int:
+    """Bytes of all weights, those in oneDNN's layout included, tied ones once."""
+    from sakuradite.engine.torch.linear import PackedLinear
+
+    plain = {t.data_ptr(): t.nbytes for t in (*model.parameters(), *model.buffers())}
+    packed = sum(m.nbytes for m in model.modules() if isinstance(m, PackedLinear))
+    return sum(plain.values()) + packed
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that can still be taken on a device: of the GPU, or of main memory within a container's limit."""
+    import torch
+
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    if device.type == "mps":
+        return int(torch.mps.recommended_max_memory() - torch.mps.current_allocated_memory())
+    return min(_available(), _container_rest())
+
+
+def _available() -> int:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:  # macOS
+        import os
+
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+
+
+def _container_rest() -> int:
+    """What a cgroup (version 2) still allows; without one, no limit."""
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+    except OSError:
+        return 1 << 62
+    return 1 << 62 if limit == "max" else max(0, int(limit) - used)

@@ -1,0 +1,87 @@
+"""Every accepted family answers as PyTorch does on the same checkpoint in float32 (1e-4 on probabilities)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sakuradite.engine.backend import Backend, Group, Prefix, Row
+from sakuradite.engine.mlx import load
+from sakuradite.engine.mlx.families import FAMILIES
+from tests.engine.mlx.tiny import SETTINGS, Reference, float32, row, tokens
+
+pytest.importorskip("mlx.core", reason="needs the extra [mlx]")
+
+TOLERANCE = 1e-4
+HEAD = tokens(20, seed=1)
+STATE = tokens(140, seed=2)
+
+
+def differences(backend: Backend, reference: Reference, prefix: tuple[int, ...], rows: list[Row]) -> list[float]:
+    """The largest difference of a probability at each read of each row."""
+    group = Group(Prefix(prefix), rows)
+    (scores,) = backend.score([group])
+    backend.release(group.prefix)
+    found = []
+    for one, logs in zip(rows, scores, strict=True):
+        assert isinstance(logs, tuple)
+        expected = reference.probabilities(prefix + one.suffix)
+        for read, log in zip(one.reads, logs, strict=True):
+            found.append(float(np.abs(np.exp(log) - expected[len(prefix) + read.offset]).max()))
+    return found
+
+
+@pytest.mark.parametrize("model_type", sorted(FAMILIES))
+def test_a_family_answers_as_pytorch_does(
+    model_type: str, tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sakuradite.engine.mlx import text
+
+    folder = tiny(model_type, config=SETTINGS.get(model_type))
+    backend = load(float32(folder), folder)
+    reference = Reference(folder)
+    size = reference.vocabulary
+    assert backend.facts.vocabulary_size == size
+    short = [row(tokens(n, seed=n), vocabulary=size) for n in (1, 12, 70)]
+    assert max(differences(backend, reference, (), short)) < TOLERANCE
+    backend.set_head(HEAD)
+    behind = [row(tokens(n, seed=n), 0, -1, vocabulary=size) for n in (3, 40)]
+    assert max(differences(backend, reference, HEAD + STATE, behind)) < TOLERANCE
+    monkeypatch.setattr(text, "PREFILL_STEP", 48)  # the same through the native cache, in steps
+    assert max(differences(backend, reference, HEAD + STATE, behind)) < TOLERANCE
+    assert max(differences(backend, reference, (), short)) < TOLERANCE
+    backend.close()
+
+
+SCALED: dict[str, dict[str, Any]] = {
+    "linear": {"factor": 4.0},
+    "llama3": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 64},
+}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "kind"),
+    [
+        (name, kind)
+        for name, family in FAMILIES.items()
+        for kind in sorted(SCALED)
+        if family.rotary >= {"default", kind}
+    ],
+)
+def test_scaled_rotary_embeddings_answer_as_pytorch_does(model_type: str, kind: str, tiny: Callable[..., Path]) -> None:
+    rope = SCALED[kind] | {"rope_type": kind, "rope_theta": 20000.0}
+    folder = tiny(model_type, config=SETTINGS.get(model_type, {}) | {"rope_parameters": rope})
+    backend = load(float32(folder), folder)
+    reference = Reference(folder)
+    rows = [row(tokens(n, seed=n), vocabulary=reference.vocabulary) for n in (40, 300)]
+    assert max(differences(backend, reference, (), rows)) < TOLERANCE

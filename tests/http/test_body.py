@@ -1,0 +1,231 @@
+"""Bodies: their size, encodings and types, and the bounds on what one router holds."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import socket
+import threading
+import time
+import tracemalloc
+import zlib
+from collections.abc import AsyncGenerator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+import zstandard
+
+from sakuradite.errors import RequestTooLargeError
+from sakuradite.http.body import expand
+from sakuradite.records import Outcome, RequestRecord
+from tests.http.conftest import native
+from tests.http.serving import MODEL, ScriptedGateway, Served, even, serve
+
+BODY = json.dumps(native(state="x" * 2000)).encode()
+LIMIT = 64 * 1024
+
+
+@pytest.fixture(scope="module")
+def small() -> Iterator[Served]:
+    """A server that takes 64 KiB."""
+    with serve(ScriptedGateway(), max_request_bytes=LIMIT) as served:
+        yield served
+
+
+def head(length: int) -> bytes:
+    """The head of a request as it goes over the wire."""
+    lines = ("POST /v1/decisions HTTP/1.1", "Host: localhost", "Content-Type: application/json")
+    return "\r\n".join((*lines, f"Content-Length: {length}", "", "")).encode()
+
+
+def post(
+    served: Served, content: bytes | Iterator[bytes], path: str = "/v1/decisions", **headers: str
+) -> httpx.Response:
+    sent = {"content-type": "application/json"} | {k.replace("_", "-"): v for k, v in headers.items()}
+    return served.client.post(path, content=content, headers=sent)
+
+
+def zstd_streamed(data: bytes) -> bytes:
+    """A frame that does not say its size."""
+    compressor = zstandard.ZstdCompressor().compressobj()
+    return compressor.compress(data) + compressor.flush()
+
+
+HALF = len(BODY) // 2
+OTHER_TYPES = [
+    "text/plain",
+    "",
+    "application/x-www-form-urlencoded",
+    "application/json; charset=latin-1",
+    "application/jsonx",
+    "multipart/form-data; boundary=x",
+]
+JSON_TYPES = [
+    "application/json",
+    "application/json; charset=utf-8",
+    'Application/JSON;Charset="UTF-8"',
+    "application/json;x=y",
+]
+ENCODED = {
+    "gzip": gzip.compress(BODY),
+    "x-gzip": gzip.compress(BODY[:HALF]) + gzip.compress(BODY[HALF:]),
+    "GZIP": gzip.compress(BODY),
+    "zstd": zstandard.ZstdCompressor(level=19).compress(BODY),
+    "zstd ": zstd_streamed(BODY),
+    "Zstd": zstandard.compress(BODY[:HALF]) + zstandard.compress(BODY[HALF:]),
+    "zstD": zstd_streamed(BODY[:HALF]) + zstandard.compress(BODY[HALF:]),
+    "identity": BODY,
+}
+
+
+@pytest.mark.parametrize("encoding", ENCODED)
+@pytest.mark.parametrize("path", ["/v1/decisions", "/v1/systemone"])
+def test_compressed_bodies_are_read(small: Served, encoding: str, path: str) -> None:
+    response = post(small, ENCODED[encoding], path, content_encoding=encoding.strip())
+    assert response.status_code == 200, response.text
+    assert small.gateway.requests[-1].state == ("x" * 2000,)
+
+
+@pytest.mark.parametrize("encoding", [name for name in ENCODED if name != "identity"])
+def test_a_damaged_or_cut_body_is_422(small: Served, encoding: str) -> None:
+    data = ENCODED[encoding]
+    for broken in (data[:-1], data[:-5], data[: len(data) // 2], b"", data + b"x", BODY):
+        for path in ("/v1/decisions", "/v1/systemone"):
+            response = post(small, broken, path, content_encoding=encoding.strip())
+            assert response.status_code == 422, (response.text, len(broken))
+            assert response.json()["detail"][0]["loc"] == ["body"]
+
+
+@pytest.mark.parametrize("encoding", ["br", "deflate", "gzip, zstd", "compress", "gzip;q=1"])
+def test_another_encoding_is_415(small: Served, encoding: str) -> None:
+    for path in ("/v1/decisions", "/v1/systemone"):
+        assert post(small, BODY, path, content_encoding=encoding).status_code == 415
+
+
+@pytest.mark.parametrize("kind", OTHER_TYPES)
+def test_another_content_type_is_415(small: Served, kind: str) -> None:
+    assert post(small, BODY, content_type=kind).status_code == 415
+    if not kind.startswith("multipart"):
+        response = post(small, BODY, "/v1/systemone", content_type=kind)
+        assert response.status_code == 415
+        assert response.json()["detail"]["error_type"] == "api_usage_error"
+
+
+def test_no_content_type_is_415(small: Served) -> None:
+    request = httpx.Request("POST", f"{small.url}/v1/decisions", content=BODY)
+    assert small.client.send(request).status_code == 415
+
+
+@pytest.mark.parametrize("kind", JSON_TYPES)
+def test_json_in_utf_8_is_taken(small: Served, kind: str) -> None:
+    assert post(small, BODY, content_type=kind).status_code == 200
+
+
+def test_the_limit_holds_with_and_without_a_length(small: Served) -> None:
+    fits = json.dumps(native(state="")).encode()
+    fits = json.dumps(native(state="x" * (LIMIT - len(fits)))).encode()
+    assert len(fits) == LIMIT
+    assert post(small, fits).status_code == 200
+    assert post(small, iter([fits[:100], fits[100:]])).status_code == 200
+    for path in ("/v1/decisions", "/v1/systemone"):
+        for content in (fits + b" ", iter([fits, b" "])):
+            response = post(small, content, path)
+            assert response.status_code == 413
+            assert "65536" in response.text
+
+
+def test_a_large_body_gets_its_413_instead_of_a_broken_pipe(small: Served) -> None:
+    for content in (b"x" * (40 << 20), (b"x" * 65536 for _ in range(640))):
+        response = post(small, content)
+        assert response.status_code == 413
+        assert response.json()["error"]["code"] == "request_too_large"
+
+
+def bombs() -> dict[str, bytes]:
+    """128 MiB of zeros, in a few kilobytes."""
+    pack = zlib.compressobj(9, wbits=31)
+    zeros = bytes(1 << 20)
+    gz = b"".join(pack.compress(zeros) for _ in range(128)) + pack.flush()
+    frames = zstandard.ZstdCompressor(level=19).compressobj()
+    unsized = b"".join(frames.compress(zeros) for _ in range(128)) + frames.flush()
+    return {"gzip": gz, "zstd": zstandard.ZstdCompressor().compress(bytes(128 << 20)), "zstd-unsized": unsized}
+
+
+def test_a_bomb_is_refused_long_before_it_is_expanded() -> None:
+    for name, bomb in bombs().items():
+        tracemalloc.start()
+        with pytest.raises(RequestTooLargeError):
+            expand(bomb, {b"content-encoding": name.partition("-")[0].encode()}, LIMIT)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 40 << 20, name
+
+
+def test_a_bomb_over_http_is_413(small: Served) -> None:
+    small_bomb = gzip.compress(bytes(8 << 20))
+    assert post(small, small_bomb, content_encoding="gzip").status_code == 413
+
+
+def test_a_length_that_lies_does_not_stop_the_server(open_server: Served) -> None:
+    for length in (len(BODY) + 10, 10**20):
+        with socket.create_connection(("127.0.0.1", open_server.port)) as caller:
+            caller.sendall(head(length) + BODY)
+    assert open_server.client.get("/healthz").status_code == 200
+
+
+def test_a_body_that_stops_coming_is_given_up(scripted: Callable[..., Served], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sakuradite.http.body.READ_TIMEOUT", 0.3)
+    served = scripted()
+    with socket.create_connection(("127.0.0.1", served.port), timeout=10) as caller:
+        caller.sendall(head(100) + b'{"model"')
+        assert caller.recv(100).startswith(b"HTTP/1.1 400 ")
+    assert served.app.site.admission.requests == 0
+
+
+def test_overload_is_429_with_retry_after_and_health_stays_green() -> None:
+    gate = threading.Event()
+
+    async def held(request: RequestRecord) -> AsyncGenerator[list[Outcome]]:
+        await asyncio.to_thread(gate.wait)
+        yield [even(request, 0)]
+
+    with serve(ScriptedGateway(held), max_pending_requests=16) as served, ThreadPoolExecutor(60) as pool:
+        limits = httpx.Limits(max_connections=100)
+        with httpx.Client(base_url=served.url, trust_env=False, limits=limits, timeout=30) as client:
+            waiting = [pool.submit(client.post, "/v1/decisions", json=native()) for _ in range(60)]
+            end = time.monotonic() + 30
+            while sum(f.done() for f in waiting) < 44:
+                assert time.monotonic() < end
+                time.sleep(0.01)
+            assert client.get("/healthz").status_code == 200
+            assert client.get("/readyz").status_code == 200
+            full = client.post("/v1/systemone", json=native())
+            assert full.status_code == 429
+            assert full.json()["detail"]["error_type"] == "rate_limit_error"
+            gate.set()
+            responses = [f.result() for f in waiting]
+        assert sorted(r.status_code for r in responses) == [200] * 16 + [429] * 44
+        refused = [r for r in responses if r.status_code == 429]
+        assert {r.headers["retry-after"] for r in refused} == {"1"}
+        assert {r.json()["error"]["code"] for r in refused} == {"capacity_exceeded"}
+        assert served.app.site.admission.requests == served.app.site.admission.bytes == 0
+
+
+def test_bytes_of_all_bodies_together_are_bounded(small: Served) -> None:
+    admission = small.app.site.admission
+    with admission.place() as place:
+        place.hold(admission.max_bytes - 10)
+        assert post(small, BODY).status_code == 429
+    assert post(small, BODY).status_code == 200
+    assert admission.bytes == 0
+
+
+def test_one_bad_row_does_not_fail_the_others(open_server: Served) -> None:
+    long = native({"q": {"type": "noul", "instructions": "x" * 9000}})
+    with ThreadPoolExecutor(3) as pool:
+        bodies = [json.dumps(b).encode() for b in (native(), long, native())]
+        responses = list(pool.map(lambda body: post(open_server, body), bodies))
+    assert [r.status_code for r in responses] == [200, 413, 200]
+    assert responses[0].json()["model"] == MODEL

@@ -7,7 +7,7 @@ tokenizer has too few such codes for the options at hand). Found once per model 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from string import ascii_lowercase, ascii_uppercase, digits
 
@@ -31,10 +31,11 @@ class Labels:
     paths: tuple[tuple[int, ...], ...]
     """Per code its tokens: one each, or two each."""
 
-    @property
-    def firsts(self) -> tuple[int, ...]:
-        """The distinct first tokens, in order."""
-        return tuple(dict.fromkeys(path[0] for path in self.paths))
+    firsts: tuple[int, ...] = field(init=False)
+    """The distinct first tokens, in order."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "firsts", tuple(dict.fromkeys(path[0] for path in self.paths)))
 
 
 class LabelBook:

@@ -125,7 +125,13 @@ class FastTokenizer:
         return [ids[n:] if ids[:n] == lead else self._ids([texts[i]])[0] for i, ids in enumerate(found)]
 
     def _ids(self, texts: Sequence[str]) -> list[list[int]]:
-        return [e.ids for e in self._rust.encode_batch_fast(list(texts), add_special_tokens=False)]
+        try:
+            return [e.ids for e in self._rust.encode_batch_fast(list(texts), add_special_tokens=False)]
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":
+                raise
+            # A panic in Rust comes as a BaseException, which would end the worker thread.
+            raise RuntimeError("the tokenizer panicked") from None
 
     def _after(self, lead: str, text: str) -> list[int]:
         """The tokens of `text` when it follows `lead`, or those of both where they do not come apart."""

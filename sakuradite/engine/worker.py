@@ -92,8 +92,9 @@ class Worker:
         except Exception as error:
             if not isinstance(error, SakuraditeError):
                 logger.exception("loading %s failed", self._config.model)
+                cause = error.__cause__ if isinstance(error, ModelLost) and error.__cause__ else error
                 error = ModelLoadFailedError(
-                    f"{self._config.model} could not be loaded: {type(error).__name__}: {error}"
+                    f"{self._config.model} could not be loaded: {type(cause).__name__}: {cause}"
                 )
             if backend is not None:
                 backend.close()
@@ -103,7 +104,7 @@ class Worker:
         try:
             while self._receive():
                 self._forward()
-        except Exception:
+        except BaseException:
             logger.exception("the worker of %s ends: it cannot answer any more", self._config.model)
             self._lost()
         finally:
@@ -175,6 +176,8 @@ class Worker:
                 if id(job) not in found:
                     found[id(job)] = (job, [], None)
                 found[id(job)][1].append(outcome(task.question))
+                if len(task.question.rows) > 1:  # its prefix is its own, and done with
+                    self._backend.release(task.question.prefix)
         except ModelLost:
             raise
         except Exception:

@@ -56,9 +56,11 @@ class GatedBackend(FakeBackend):
         self.gate.set()
         self.entered = threading.Event()
         self.states: list[list[bytes]] = []
+        self.holding: list[int] = []
 
     def score(self, groups: Any) -> Any:
         self.entered.set()
+        self.holding.append(len(self.held))
         self.states.append([bytes(t for t in group.prefix.tokens if t < 256) for group in groups])
         assert self.gate.wait(30)
         if self.one_by_one:
@@ -94,6 +96,7 @@ async def running(options: str = "", **settings: Any) -> AsyncIterator[tuple[Eng
     await engine.start()
     loaded.backend.forwards.clear()
     loaded.backend.states.clear()
+    loaded.backend.holding.clear()
     loaded.backend.released = 0
     try:
         yield engine, loaded.backend
@@ -505,6 +508,25 @@ async def test_an_unexpected_load_error_names_its_class() -> None:
     engine = Engine(ModelConfig(model="a/model"), None, load=load)
     with pytest.raises(ModelLoadFailedError, match=r"a/model could not be loaded: KeyError: 'model.embed_tokens"):
         await engine.start()
+
+
+async def test_a_model_that_cannot_run_a_forward_fails_its_load_with_the_cause() -> None:
+    class Broken(FakeBackend):
+        def score(self, groups: Any) -> Any:
+            raise RuntimeError("no kernel image is available for execution on the device")
+
+    backend = Broken(fake.Options())
+    engine = Engine(ModelConfig(model="m"), None, load=lambda c, p: (fake.FakeTokenizer(), backend))
+    with pytest.raises(ModelLoadFailedError, match="m could not be loaded: RuntimeError: no kernel image"):
+        await engine.start()
+    assert backend.closed
+
+
+async def test_labels_of_two_tokens_free_their_own_cache_when_they_are_answered() -> None:
+    async with running(max_batch_size=8) as (engine, backend):
+        many = question_record(Choice(criteria={str(i): None for i in range(255)}))
+        assert codes(await answers(engine, asked("x", many, *[LATE] * 20))) == ["ok"] * 21
+        assert backend.holding == [0, 1, 1, 1]  # ten rows on the question's own prefix, twenty on the state's
 
 
 async def test_a_missing_runtime_names_its_extra(zoo: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,6 +125,20 @@ def test_text_inside_a_prompt_gets_no_start_of_text_space(name: str, tokenizers:
     assert inside != tokenizer._rust.encode("question", add_special_tokens=False).ids
 
 
+def test_a_panic_in_rust_is_an_ordinary_error(zoo: dict[str, Path]) -> None:
+    class PanicException(BaseException):
+        """As pyo3 raises it."""
+
+    class Panicking:
+        def encode_batch_fast(self, texts: list[str], add_special_tokens: bool) -> None:
+            raise PanicException(texts[0])
+
+    tokenizer = FastTokenizer(zoo["gpt2"])
+    tokenizer._rust = Panicking()
+    with pytest.raises(RuntimeError, match="the tokenizer panicked"):
+        tokenizer.plain(["text"])
+
+
 def test_a_checkpoint_without_a_fast_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match=r"no fast tokenizer \(tokenizer.json\)"):
         FastTokenizer(tmp_path)

@@ -121,7 +121,7 @@ async def _body[T: BaseModel](exchange: Exchange, kind: type[T]) -> T:
     sent = await read_body(exchange.receive, exchange.headers, MAX_BODY_BYTES)
     data: Any = read_json(expand(sent, exchange.headers, MAX_BODY_BYTES))
     try:
-        return kind.model_validate(data)
+        return kind.model_validate(data, strict=True)
     except PydanticValidationError as error:
         raise explain(error, data) from None
 

@@ -226,8 +226,14 @@ def _response(route: Route, answer: Answer, schema: JsonSchemaValue) -> dict[str
         schema = {"type": "string"}
     if answer.media_type == "text/event-stream":
         examples = {e.name: {"value": frames(e.response)} for e in route.examples if isinstance(e.response, list)}
-        text = {"type": "string", "description": "Frames of `event: NAME` and `data: JSON`; the JSON is an Event."}
-        return {"schema": text, "x-event-schema": schema, "examples": examples}
+        data = {"type": "string", "contentMediaType": "application/json", "contentSchema": schema}
+        event = {
+            "type": "object",
+            "description": "One event. Its name is the `type` of the JSON in its data.",
+            "properties": {"event": {"enum": ["answer", "complete", "error"]}, "data": data},
+            "required": ["event", "data"],
+        }
+        return {"schema": event, "x-event-schema": schema, "examples": examples}
     streams = any(a.media_type == "text/event-stream" for a in route.answers)
     if answer.status >= 300:
         return {"schema": schema}

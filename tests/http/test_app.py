@@ -69,7 +69,14 @@ def run(scope: dict[str, Any], incoming: list[dict[str, Any]]) -> list[dict[str,
     [("/p/healthz", "/p", 200), ("/p/healthz", "/p/", 200), ("/healthz", "/p", 200), ("/px/healthz", "/p", 404)],
 )
 def test_a_prefix_in_front_is_taken_off(path: str, root: str, status: int) -> None:
-    scope: dict[str, Any] = {"type": "http", "method": "GET", "path": path, "root_path": root, "headers": [], "client": None}
+    scope: dict[str, Any] = {
+        "type": "http",
+        "method": "GET",
+        "path": path,
+        "root_path": root,
+        "headers": [],
+        "client": None,
+    }
     assert run(scope, [])[0]["status"] == status
 
 

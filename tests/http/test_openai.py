@@ -150,6 +150,8 @@ def test_what_this_server_does_not_do_is_400(open_server: Served, changes: dict[
     [
         ({"model": 1}, "model"),
         ({"input": 5}, "input"),
+        ({"stream": 0}, "stream"),
+        ({"stream": "yes"}, "stream"),
         ({"input": [5]}, "input[0]"),
         ({"input": [{"role": "robot", "content": "x"}]}, "input[0]"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),

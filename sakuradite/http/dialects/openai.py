@@ -6,7 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, StrictBool, StrictStr, Tag, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StrictBool,
+    StrictStr,
+    Tag,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic import ValidationError as PydanticValidationError
 
 from sakuradite.answers import choice_confidence, expected_score, score_confidence
@@ -244,7 +254,9 @@ class OpenAIDecisionRequest(_Wire):
     prompt_cache_key: str | None = Field(default=None, description="Accepted and ignored.")
     prompt_cache_options: CacheOptions | None = Field(default=None, description="Accepted and ignored.")
     safety_identifier: str | None = Field(default=None, description="Accepted and ignored.")
-    stream: Literal[False] | None = Field(default=None, description="This dialect does not stream.")
+    stream: Annotated[StrictBool, WithJsonSchema({"const": False})] | None = Field(
+        default=None, description="This dialect does not stream."
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +318,7 @@ def parse(data: Any) -> Ask:
     Raises ValidationError, and InvalidRequestError (400) for what this dialect has and this server does not: unknown
     fields, streaming, remote images; and for a tool output without its call.
     """
-    if data.get("stream"):
+    if data.get("stream") is True:
         raise InvalidRequestError("stream: this dialect does not stream; leave stream out", param="stream")
     try:
         request = OpenAIDecisionRequest.model_validate(data)

@@ -23,7 +23,9 @@ class Progress(_Wire):
     """How far an operation is. Bytes are None where there is nothing to count."""
 
     phase: str = "pending"
-    """pending, resolving, downloading, converting, scheduling, loading, probing, draining, done."""
+    """pending, resolving, waiting (another process downloads the model), downloading, converting, scheduling, loading,
+    probing, draining, done.
+    """
     bytes_done: int | None = None
     bytes_total: int | None = None
 

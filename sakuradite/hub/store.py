@@ -23,49 +23,35 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 from huggingface_hub import is_offline_mode
-from pydantic import BaseModel, ValidationError
 
 from sakuradite.errors import (
+    ConfigurationError,
+    InsufficientStorageError,
     InvalidLifecycleError,
     ModelNotFoundError,
     OfflineMissingError,
     UnsupportedModelError,
 )
 from sakuradite.hub import cache
-from sakuradite.hub.files import open_private
 from sakuradite.hub.names import COMMIT, check_hub_id, check_revision, is_hub_id
+from sakuradite.hub.record import (
+    Record,
+    StoredFile,
+    StoredSnapshot,
+    commit_of,
+    is_whole,
+    read_record,
+    sync,
+    write_record,
+)
 from sakuradite.hub.registry import check_code
 from sakuradite.hub.remote import Hub, RemoteFile, RemoteSnapshot
 from sakuradite.hub.safety import json_object, private_folder, regular_file_size
-from sakuradite.hub.selection import CONFIG, TEMPLATES, folder_sizes, select
-from sakuradite.hub.transfer import REPORT_EVERY, OnProgress, arrived, fetch, silent
+from sakuradite.hub.selection import CONFIG, folder_sizes, select
+from sakuradite.hub.transfer import FULL, REPORT_EVERY, OnProgress, arrived, fetch, silent
 from sakuradite.operations import Progress
 
-RECORD = "model.json"
 PARTIAL = ".partial"
-
-
-class StoredFile(BaseModel):
-    """A file as the hub listed it."""
-
-    size: int
-    digest: str
-
-
-class StoredSnapshot(BaseModel):
-    """A commit's files. Times are in seconds since the epoch; `released` is the hub's."""
-
-    files: dict[str, StoredFile]
-    released: int | None = None
-    pulled: float = 0.0
-
-
-class Record(BaseModel):
-    """model.json: which commit each revision stood for when it was last pulled, and the commits that are here."""
-
-    model: str
-    revisions: dict[str, str] = {}
-    snapshots: dict[str, StoredSnapshot] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +82,9 @@ class Store:
     def find(self, model: str, revision: str | None = None) -> StoredModel | None:
         """The whole checkpoint of a revision, if it is here. No network; what a branch stood for at the last pull."""
         folder, record = self._folder(model), self._record(model)
-        if record is None or (commit := _commit(record, check_revision(revision))) is None:
+        if record is None or (commit := commit_of(record, check_revision(revision))) is None:
             return None
-        return self._stored(folder, record, commit) if _is_whole(folder / commit, record.snapshots[commit]) else None
+        return self._stored(folder, record, commit) if is_whole(folder / commit, record.snapshots[commit]) else None
 
     def pull(
         self,
@@ -127,13 +113,13 @@ class Store:
         remote = self.hub.snapshot(model, name)
         if not COMMIT.fullmatch(remote.commit):
             raise UnsupportedModelError(f"the hub named {remote.commit!r} as the commit of {model}")
-        with self._lock(model, remote.commit, progress):
+        with self._disk_errors(), self._lock(model, remote.commit, progress):
             folder = self._folder(model)
             if os.path.lexists(folder):
                 private_folder(folder)
             record = self._record(model) or Record(model=model)
             snapshot = record.snapshots.get(remote.commit)
-            if snapshot is None or not _is_whole(folder / remote.commit, snapshot):
+            if snapshot is None or not is_whole(folder / remote.commit, snapshot):
                 wanted, partial = self._plan(remote), folder / (remote.commit + PARTIAL)
                 if (damaged := folder / remote.commit).exists():  # it was whole, and has lost a file since
                     shutil.rmtree(damaged) if partial.exists() else damaged.rename(partial)
@@ -146,7 +132,7 @@ class Store:
                 fetch(self.hub, remote, wanted, partial, sources, progress, disk=self.root.resolve())
                 record.snapshots[remote.commit] = snapshot
             record.revisions |= {name: remote.commit, remote.commit: remote.commit}
-            _write_record(folder, record)
+            write_record(folder, record)
             _publish(folder, remote.commit)
             for stale in folder.glob("*" + PARTIAL):  # of commits that were given up
                 shutil.rmtree(stale)
@@ -164,7 +150,7 @@ class Store:
             if not is_hub_id(model):  # .locks, and what somebody else put here
                 continue
             record = self._record(model)
-            whole = [c for c, s in record.snapshots.items() if _is_whole(folder / c, s)] if record else []
+            whole = [c for c, s in record.snapshots.items() if is_whole(folder / c, s)] if record else []
             if record and whole:
                 found.append(self._stored(folder, record, max(whole, key=lambda c: record.snapshots[c].pulled)))
             else:
@@ -185,7 +171,7 @@ class Store:
         if not folder.is_dir():
             raise ModelNotFoundError(f"{model} is not in the store {self.root}", param="model")
         try:
-            with FileLock(self._lock_file(model), timeout=0, mode=0o600):
+            with self._disk_errors(), FileLock(self._lock_file(model), timeout=0, mode=0o600):
                 freed, gone = _disk_bytes(folder), folder.with_name(f".removed-{folder.name}")
                 if gone.exists():  # an earlier removal was cut off
                     shutil.rmtree(gone)
@@ -232,6 +218,19 @@ class Store:
         finally:
             lock.release()
 
+    @contextmanager
+    def _disk_errors(self) -> Iterator[None]:
+        """Errors that say which disk or folder is at fault, and what to do."""
+        try:
+            yield
+        except Timeout:
+            raise
+        except OSError as error:
+            where = f"the store {self.root} cannot be used: {error.strerror or error} ({error.filename or ''})"
+            if error.errno in FULL:
+                raise InsufficientStorageError(f"{where}; make room, or move the home (SAKURADITE_HOME)") from None
+            raise ConfigurationError(f"{where}; mend it, or choose another home (SAKURADITE_HOME)") from None
+
     def _lock_file(self, model: str) -> Path:
         self._make_root()
         return private_folder(self.root / ".locks") / f"{_folder_name(model)}.lock"
@@ -245,15 +244,7 @@ class Store:
         return self.root.resolve() / _folder_name(model)
 
     def _record(self, model: str) -> Record | None:
-        """model.json; None where it is missing or cannot be understood (a pull then writes it anew)."""
-        path = self._folder(model) / RECORD
-        if path.parent.is_symlink() or regular_file_size(path) is None:
-            return None
-        try:
-            record = Record.model_validate_json(path.read_bytes())
-        except (OSError, ValidationError):
-            return None
-        return record if all(COMMIT.fullmatch(commit) for commit in record.snapshots) else None
+        return read_record(self._folder(model))
 
     def _stored(self, folder: Path, record: Record, commit: str) -> StoredModel:
         snapshot = record.snapshots[commit]
@@ -274,22 +265,6 @@ def _folder_name(model: str) -> str:
     return model.replace("/", "--")  # ids hold no "--", so no two share a folder
 
 
-def _commit(record: Record, revision: str) -> str | None:
-    """The stored commit of a branch, a tag, a commit, or the unique start (seven digits) of a commit."""
-    commit = record.revisions.get(revision)
-    if commit is None and len(revision) >= 7:
-        starts = [commit for commit in record.snapshots if commit.startswith(revision)]
-        commit = starts[0] if len(starts) == 1 else None
-    return commit if commit in record.snapshots else None
-
-
-def _is_whole(folder: Path, snapshot: StoredSnapshot) -> bool:
-    """Whether every listed file is there, plain and of its size."""
-    if folder.is_symlink() or (folder / TEMPLATES).is_symlink():
-        return False
-    return all(regular_file_size(folder / name) == file.size for name, file in snapshot.files.items())
-
-
 def _publish(folder: Path, commit: str) -> None:
     """Give a partial folder, all of whose files are whole, the name of its commit."""
     partial = folder / (commit + PARTIAL)
@@ -298,27 +273,7 @@ def _publish(folder: Path, commit: str) -> None:
     for leftover in partial.rglob("*.part"):
         leftover.unlink()
     partial.rename(folder / commit)
-    _sync(folder)
-
-
-def _write_record(folder: Path, record: Record) -> None:
-    draft = folder / (RECORD + ".new")
-    draft.unlink(missing_ok=True)
-    with open_private(draft) as file:
-        file.write(record.model_dump_json(indent=1).encode())
-        os.fsync(file.fileno())
-    draft.rename(folder / RECORD)
-    _sync(folder)
-
-
-def _sync(folder: Path) -> None:
-    """Have the names in a folder survive a power cut."""
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    sync(folder)
 
 
 def _source(remote: RemoteSnapshot, file: RemoteFile, folder: Path, record: Record) -> Path | None:

@@ -19,6 +19,7 @@ from sakuradite.operations import Progress
 
 type OnProgress = Callable[[Progress], None]
 
+FULL = (errno.ENOSPC, errno.EDQUOT)  # what a full disk, or a used-up quota, says
 WORKERS = 4  # files at once: enough to fill a line, few enough for the hub's rate limits
 REPORT_EVERY = 0.2  # seconds between two reports of progress
 PART = ".part"  # the end of a file's name while it grows; without it, the file is whole and its hash was checked
@@ -73,7 +74,7 @@ def fetch(
                 for future in pending:
                     future.cancel()
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in FULL:
             raise InsufficientStorageError(
                 f"The disk of {disk} became full while {remote.model} was downloaded: {arrived(folder)} of "
                 f"{total} bytes are there, {free_bytes(disk)} are free. Make room and pull again; it goes on where "

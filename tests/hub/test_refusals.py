@@ -380,7 +380,7 @@ def test_a_partial_file_that_is_a_link_is_not_written_through(store: Store, stan
     victim = tmp_path / "victim"
     victim.write_bytes(b"precious")
     (partial / "model.safetensors.part").symlink_to(victim)
-    with pytest.raises(OSError, match="symbolic links"):
+    with pytest.raises(ConfigurationError, match=r"cannot be used: Too many levels .*safetensors\.part"):
         store.pull(MODEL)
     assert victim.read_bytes() == b"precious"
 
@@ -411,6 +411,30 @@ def test_a_folder_of_somebody_else_is_refused(store: Store, standin: StandIn, mo
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(ConfigurationError, match=r"models belongs to user \d+"):
         store.pull(MODEL)
+
+
+@pytest.mark.parametrize(
+    ("number", "error"), [(errno.EROFS, ConfigurationError), (errno.EACCES, ConfigurationError),
+                          (errno.ENOSPC, InsufficientStorageError)],
+)  # fmt: skip
+def test_a_home_that_cannot_be_written(
+    store: Store, standin: StandIn, monkeypatch: pytest.MonkeyPatch, number: int, error: type[APIError]
+) -> None:
+    standin.add(MODEL, checkpoint())
+
+    def refuse(self: Path, *arguments: Any, **options: Any) -> None:
+        raise OSError(number, os.strerror(number), str(self))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(error, match=f"the store {store.root} cannot be used: {os.strerror(number)} .*SAKURADITE_HOME"):
+        store.pull(MODEL)
+
+
+def test_a_home_below_a_file(tmp_path: Path, standin: StandIn) -> None:
+    standin.add(MODEL, checkpoint())
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ConfigurationError, match="cannot be used: Not a directory"):
+        Store(tmp_path / "file" / "home", Hub(standin.endpoint)).pull(MODEL)
 
 
 def test_a_weight_file_of_no_bytes_is_fetched_too(store: Store, standin: StandIn) -> None:

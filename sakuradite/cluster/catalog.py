@@ -6,6 +6,7 @@ It answers administration with values (`Reply`), because Ray wraps exceptions. A
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ from sakuradite.operations import (
 
 WATCH_SECONDS = 20.0
 """A watch without a change answers after this, so that a router notices a catalog that is gone."""
+PUBLISH_SECONDS = 2.0
 MAX_ALIAS_LENGTH = 128
 
 
@@ -57,15 +59,23 @@ class Catalog:
         self._settings = ServerConfig.model_validate(settings)
         self._home = Path(home)
         self._version = 0
-        self._change = asyncio.Event()
+        self._routers: dict[str, tuple[int, float]] = {}
+        self._change, self._heard = asyncio.Event(), asyncio.Event()
         self._lifecycle = Lifecycle(
-            Journal(self._home), self._home, session_name(), self._settings.drain_timeout, self._changed
+            Journal(self._home),
+            self._home,
+            session_name(),
+            self._settings.drain_timeout,
+            self._changed,
+            self._published,
         )
 
     # -- for routers and the daemon
 
-    async def watch(self, version: int) -> Table:
-        """The table, as soon as it is another than `version` or some time has passed."""
+    async def watch(self, router: str, version: int) -> Table:
+        """The table, as soon as it is another than the `version` that this router has, or some time has passed."""
+        self._routers[router] = version, asyncio.get_running_loop().time()
+        self._heard.set()
         if self._version == version:
             change = self._change
             try:
@@ -100,6 +110,15 @@ class Catalog:
         self._version += 1
         self._change.set()
         self._change = asyncio.Event()
+
+    async def _published(self) -> None:
+        """Return when every router that has asked lately has the table of this moment; a dead one delays it a little."""
+        version, clock = self._version, asyncio.get_running_loop().time
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PUBLISH_SECONDS):
+                while any(v < version and clock() - at < 2 * WATCH_SECONDS for v, at in self._routers.values()):
+                    self._heard.clear()
+                    await self._heard.wait()
 
     def _table(self) -> Table:
         entries = {
@@ -205,6 +224,7 @@ class Catalog:
         if canonical(model) not in known:
             raise ModelNotFoundError(f"{model} is neither loaded nor downloaded", param="model")
         self._lifecycle.set_alias(alias, model)
+        await self._published()
         return Alias(alias=alias, model=canonical(model))
 
     async def _delete_alias(self, alias: str) -> Alias:
@@ -212,6 +232,7 @@ class Catalog:
         if model is None:
             raise NotFoundError(f"there is no alias {alias!r}", param="alias")
         self._lifecycle.set_alias(alias, None)
+        await self._published()
         return Alias(alias=alias, model=model)
 
 

@@ -55,7 +55,7 @@ class _Daemon:
         self._deployed = False
         self._owned = config.address is None
 
-    async def run(self, restore: bool, announce: Callable[[], None]) -> None:
+    async def run(self, restore: bool, announce: Callable[[ServerConfig], None]) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._signalled)
@@ -65,7 +65,7 @@ class _Daemon:
             await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
                 starting.result()
-                announce()
+                announce(self._config)
                 await stopping
         finally:
             starting.cancel()
@@ -169,7 +169,7 @@ def _free_port(config: ServerConfig) -> int:
 
 
 @contextlib.contextmanager
-def _only_one(home: Path, config: ServerConfig) -> Iterator[Callable[[], None]]:
+def _only_one(home: Path, config: ServerConfig) -> Iterator[Callable[[ServerConfig], None]]:
     """Hold the home's lock; what is yielded writes down where this daemon serves, for the next one that comes.
 
     Raises ConfigurationError that names the daemon that has it, and in what its settings differ.
@@ -182,8 +182,8 @@ def _only_one(home: Path, config: ServerConfig) -> Iterator[Callable[[], None]]:
     except Timeout:
         raise ConfigurationError(_other_settings(_read_note(note), config, str(home))) from None
 
-    def announce() -> None:
-        settings = config.model_dump(mode="json", exclude={"api_key", "admin_key"})
+    def announce(listening: ServerConfig) -> None:
+        settings = listening.model_dump(mode="json", exclude={"api_key", "admin_key"})
         descriptor = os.open(note, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w") as file:
             json.dump({**settings, "pid": os.getpid()}, file)
@@ -209,7 +209,7 @@ def _other_settings(running: dict[str, Any], wanted: ServerConfig, place: str) -
     differing = [
         f"{name} {running[name]!r} instead of {value!r}"
         for name, value in asked.items()
-        if name in running and running[name] != value
+        if name in running and running[name] != value and (name, value) != ("port", 0)
     ]
     where = f" on {_url(running['host'], running['port'])}" if running else ""
     who = f" (pid {running['pid']})" if "pid" in running else ""

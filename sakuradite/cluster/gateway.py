@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ class ServeGateway:
     def __init__(self, catalog: Any) -> None:
         """`catalog` is a Serve handle. Must be made inside the event loop that will use it."""
         self._catalog = catalog
+        self._name = secrets.token_hex(8)
         self._table = Table()
         self._calls: dict[str, ModelCalls] = {}
         self.followed = asyncio.Event()
@@ -45,7 +47,7 @@ class ServeGateway:
         """Take over every table that the catalog sends. Ends only by cancellation."""
         while True:
             try:
-                table: Table = await self._catalog.watch.remote(self._table.version if self.followed.is_set() else -1)
+                table: Table = await self._catalog.watch.remote(self._name, self._table.version if self.followed.is_set() else -1)
             except Exception as error:  # whatever ails the catalog, the table in hand goes on serving
                 log.warning("the catalog cannot be reached: %s", type(error).__name__)
                 await asyncio.sleep(RETRY_SECONDS)

@@ -12,7 +12,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -46,9 +46,21 @@ RESOLVED = ("backend", "device", "dtype")
 class Lifecycle:
     """The models of one cluster and what happened to them."""
 
-    def __init__(self, journal: Journal, home: Path, session: str, drain: float, changed: Callable[[], None]) -> None:
-        """`changed` is called when what routers need to know is different. Raises what `Journal.read` raises."""
-        self._journal, self._home, self._drain, self._changed = journal, home, drain, changed
+    def __init__(
+        self,
+        journal: Journal,
+        home: Path,
+        session: str,
+        drain: float,
+        changed: Callable[[], None],
+        published: Callable[[], Awaitable[None]],
+    ) -> None:
+        """`changed` is called when what routers need to know is different; `published` returns when they know it.
+
+        Raises what `Journal.read` raises.
+        """
+        self._journal, self._home, self._drain = journal, home, drain
+        self._changed, self._published = changed, published
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._closing = False
         self.state, history = journal.read()
@@ -168,6 +180,9 @@ class Lifecycle:
             self._progress(operation_id, Progress(phase="loading"))
             calls = ModelCalls(record.application, config.timeout)
             record.capabilities = await deploy.wait_until_ready(record.application, calls)
+            record.state, record.loaded_at, record.last_error = "ready", time.time(), None
+            self._save()
+            await self._published()  # who sees the operation succeed finds the model at every router
         except asyncio.CancelledError:
             await deploy.to_the_end(self._undo(record))
             self._end_load(record, operation_id, CancelledOperationError("cancelled by an unload or a shutdown"))
@@ -221,7 +236,6 @@ class Lifecycle:
     def _end_load(self, record: ModelRecord, operation_id: str, error: APIError | None) -> None:
         model = record.config.model
         if error is None:
-            record.state, record.loaded_at, record.last_error = "ready", time.time(), None
             result = {"model": model, "revision": record.revision}
             self._finish(operation_id, "succeeded", result=result)
         elif isinstance(error, CancelledOperationError):
@@ -270,6 +284,7 @@ class Lifecycle:
         if record.state in ("ready", "draining"):
             record.state = "draining"
             self._save()
+            await self._published()  # from here on no router sends it a request
             await deploy.in_thread(lambda: deploy.delete(record.application))
         self.models.pop(model, None)  # what is on disk is in the store's list; nothing else is left to tell
         self._save()
@@ -362,10 +377,13 @@ class Lifecycle:
 
 
 def canonical(model: str) -> str:
-    """The id of a model: a hub id as it is, an existing local file or folder by its absolute path."""
+    """The id of a model: an existing local file or folder by its absolute path, anything else as it is."""
     from sakuradite.hub.names import local_path
 
-    path = local_path(model)
+    try:
+        path = local_path(model)
+    except APIError:  # a name that cannot be had; the operation that needs it says so
+        return model
     return model if path is None else str(path)
 
 

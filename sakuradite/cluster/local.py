@@ -58,7 +58,6 @@ class _Local:
     pid: int = 0
     holders: int = 0
     owned: bool = False
-    started_serve: bool = False
     disconnect: bool = False
     temp: Path | None = None
     thread: _RayThread | None = None
@@ -120,7 +119,7 @@ def join(address: str) -> None:
         except Exception as error:
             raise ConfigurationError(f"no Ray cluster at {address!r}: {error}", param="address") from None
         _local.disconnect = True
-        _local.started_serve = start_serve()
+        start_serve()
         _local.holders += 1
 
 
@@ -163,14 +162,8 @@ def _ray_initialized() -> bool:
 
 
 def _reset() -> None:
-    """Forget what a parent process had: after a fork none of it belongs to this one."""
-    _local.pid, _local.holders, _local.owned, _local.started_serve, _local.disconnect = (
-        os.getpid(),
-        0,
-        False,
-        False,
-        False,
-    )
+    """Forget what there was; after a fork none of it belongs to this process."""
+    _local.pid, _local.holders, _local.owned, _local.disconnect = os.getpid(), 0, False, False
     _local.temp = _local.thread = _local.watcher = None
     _local.seconds = {}
 
@@ -180,10 +173,10 @@ def _start(logs: bool, cluster: bool) -> None:
     _local.seconds = {"imports": 0.0, "ray": 0.0, "serve": 0.0}
     if _ray_initialized():
         _local.owned = False
-        _local.started_serve = start_serve()
+        start_serve()
         _local.seconds["serve"] = time.perf_counter() - clock
         return
-    _local.owned, _local.started_serve = True, True
+    _local.owned = True
     _local.temp = _short_temporary_directory()
     _local.watcher = _start_watcher(_local.temp)
     _local.thread = _RayThread()
@@ -219,18 +212,19 @@ def _start_ray(logs: bool, cluster: bool) -> None:
         _local.seconds["serve"] = time.perf_counter() - clock
 
 
-def start_serve() -> bool:
-    """Start Serve without its proxies on the connected Ray; False where it runs already."""
+def start_serve() -> None:
+    """Start Serve without its proxies on the connected Ray, unless it runs already.
+
+    On a joined Ray it stays: shutting it down makes Ray print two lines about it to the user's stdout.
+    """
     _keep_grpc_off_proxies()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of Ray's own modules, fatal under `python -W error`
         from ray import serve
 
     logging.getLogger("ray.serve").setLevel(logging.ERROR)  # it tells of every start and stop on stderr
-    if serve_is_running():
-        return False
-    serve.start(proxy_location="Disabled", logging_config={"enable_access_log": False})
-    return True
+    if not serve_is_running():
+        serve.start(proxy_location="Disabled", logging_config={"enable_access_log": False})
 
 
 def serve_is_running() -> bool:
@@ -248,13 +242,11 @@ def serve_is_running() -> bool:
 def _discard() -> None:
     """Stop what this process started."""
     thread, temp, watcher = _local.thread, _local.temp, _local.watcher
-    owned, started_serve, disconnect = _local.owned, _local.started_serve, _local.disconnect
+    disconnect = _local.disconnect
     _reset()
     if thread is not None:
         thread.run(_stop_ray)
         thread.stop()
-    elif not owned and started_serve and _ray_initialized():
-        _stop_joined_serve()
     if disconnect and _ray_initialized():
         sys.modules["ray"].shutdown()
     if watcher is not None:
@@ -277,14 +269,6 @@ def _stop_ray() -> None:
         if _ray_initialized():
             ray.shutdown()
         _forget_token()
-
-
-def _stop_joined_serve() -> None:
-    """Take away the Serve that we started on a joined Ray, unless others have come to use it."""
-    from ray import serve
-
-    if not serve.status().applications:
-        serve.shutdown()
 
 
 def _short_temporary_directory() -> Path:
@@ -323,7 +307,7 @@ def _ray_environment(temp: Path, cluster: bool) -> dict[str, str | None]:
         "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
         "RAY_RUNTIME_ENV_HOOK": None,
         "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_DEDUP_LOGS": "0",
+        "GRPC_ENABLE_FORK_SUPPORT": "0",  # else gRPC remarks on every later fork of the program on its stderr
         **SERVE_ENVIRONMENT,
     }
     if cluster:

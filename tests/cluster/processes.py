@@ -42,12 +42,12 @@ def listeners(pids: set[int]) -> list[tuple[int, bool, int]]:
             if fields[3] == LISTEN:
                 address, port = fields[1].split(":")
                 sockets[fields[9]] = address in LOOPBACK, int(port, 16)
-    found = []
-    for pid in pids:
-        for link in _links(pid):
-            if link.startswith("socket:[") and link[8:-1] in sockets:
-                found.append((pid, *sockets[link[8:-1]]))
-    return found
+    return [
+        (pid, *sockets[link[8:-1]])
+        for pid in pids
+        for link in _links(pid)
+        if link.startswith("socket:[") and link[8:-1] in sockets
+    ]
 
 
 def _links(pid: int) -> list[str]:

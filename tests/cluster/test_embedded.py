@@ -15,7 +15,7 @@ from sakuradite.config import ModelConfig
 from sakuradite.engine.engine import Engine
 from sakuradite.errors import APIError, InvalidLifecycleError
 from tests.cluster.asking import answers, request
-from tests.cluster.processes import descendants, listeners, name
+from tests.cluster.processes import descendants, eventually, listeners, name
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("local_ray")]
 
@@ -90,8 +90,7 @@ async def test_a_failed_load_has_its_own_code_and_leaves_nothing(
 async def test_cancelled_while_loading_leaves_nothing(tmp_path: Path) -> None:
     model = EmbeddedModel(config("fake?load=60"), tmp_path)
     starting = asyncio.ensure_future(model.start())
-    while "ray" not in model.seconds or not await deploy.in_thread(deploy.applications):
-        await asyncio.sleep(0.1)
+    assert await asyncio.to_thread(eventually, lambda: "ray" in model.seconds and deploy.applications() != {})
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting
@@ -107,7 +106,7 @@ async def test_nothing_listens_beyond_loopback_but_the_replicas_grpc(model: Embe
 
 
 async def test_the_replicas_grpc_refuses_a_call_without_the_token(model: EmbeddedModel) -> None:
-    import grpc
+    import grpc  # type: ignore[import-untyped]
     from ray.serve.generated import serve_pb2, serve_pb2_grpc
 
     own = descendants(os.getpid())

@@ -49,7 +49,7 @@ class FastTokenizer:
                 "the checkpoint has no fast tokenizer (tokenizer.json); only fast tokenizers are supported"
             )
         try:
-            self._rust = Rust.from_file(str(file))
+            self._rust: Any = Rust.from_file(str(file))
         except Exception as error:  # the library raises the bare class
             raise UnsupportedModelError(f"tokenizer.json cannot be read: {error}") from None
         self._rust.no_truncation()

@@ -93,7 +93,8 @@ class FastTokenizer:
     @property
     def largest_text_token(self) -> int:
         """The largest token id that text can give."""
-        return max(i for i in self._rust.get_vocab(with_added_tokens=True).values() if i not in self._control)
+        vocabulary: dict[str, int] = self._rust.get_vocab(with_added_tokens=True)
+        return max(i for i in vocabulary.values() if i not in self._control)
 
     def opening(self, text: str) -> list[int]:
         self._rust.encode_special_tokens = False

@@ -40,7 +40,7 @@ def read_config(checkpoint: Path) -> Any:
 
 
 def check_supported(config: Any, device: torch.device) -> None:
-    """Raise UnsupportedModelError for what cannot be loaded natively: no causal language model, packed MXFP4 off CUDA."""
+    """Raise UnsupportedModelError for what cannot be loaded natively: no causal language model, MXFP4 off CUDA."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
@@ -62,7 +62,7 @@ def quantization(config: Any) -> str | None:
 
 
 def missing_for_mxfp4(device: torch.device) -> str | None:
-    """What native MXFP4 needs and is not here: a CUDA device of compute capability 7.5, Triton, the `kernels` package."""
+    """What native MXFP4 needs and is not here: CUDA with compute capability 7.5, Triton, `kernels`."""
     import torch
 
     if device.type != "cuda":

@@ -19,7 +19,8 @@ PATH_PARTS = 6  # of the location of a syntax error: enough for an option of a q
 MAX_SCANNED_BYTES = 1 << 20  # a body longer than this gets a position, but no path: finding it takes Python time
 
 POSITION = re.compile(r"(?s)(?P<reason>.*) at line (?P<line>\d+) column (?P<column>\d+)$")
-TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"|[{}\[\],]', re.DOTALL)
+# A string that does not end is one token too: else each quote in it would be tried again, up to the end.
+TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+\\?(?:"|\Z)|[{}\[\],]', re.DOTALL)
 
 
 def read_json(data: bytes) -> Any:

@@ -103,6 +103,22 @@ def test_a_placeholder_is_replaced_wherever_it_stands_in_a_string(seeing: tuple[
     assert list(answer["c"]["probabilities"]) == ["<a>", "none"]
 
 
+def test_longer_placeholders_win_and_markers_are_left_alone(seeing: tuple[httpx.Client, Any]) -> None:
+    client, gateway = seeing
+    names = ["1", "<1>", "a", ":", "<"]
+    assets = dict.fromkeys(names, INLINE)
+    assert post(client, native(state="x<1>1a:<y", assets=assets)).status_code == 200
+    assert gateway.requests[0].state == ("x", 1, 0, 2, 3, 4, "y")
+
+
+def test_many_near_misses_of_a_placeholder_take_no_time(seeing: tuple[httpx.Client, Any]) -> None:
+    client, gateway = seeing
+    name = "a" * 100_000 + "b"
+    response = post(client, native(state="a" * 4_000_000 + name, assets={name: INLINE}))
+    assert response.status_code == 200
+    assert gateway.requests[0].state == ("a" * 4_000_000, 0)
+
+
 def test_a_state_that_is_an_image_alone(seeing: tuple[httpx.Client, Any]) -> None:
     client, gateway = seeing
     assert post(client, native(state="<a>", assets={"<a>": INLINE})).status_code == 200

@@ -112,7 +112,7 @@ class Catalog:
         self._change = asyncio.Event()
 
     async def _published(self) -> None:
-        """Return when every router that has asked lately has the table of this moment; a dead one delays it a little."""
+        """Return when every router that asked lately has the table of this moment; a dead one delays it a little."""
         version, clock = self._version, asyncio.get_running_loop().time
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(PUBLISH_SECONDS):
@@ -192,7 +192,9 @@ class Catalog:
         return self._lifecycle.pull(model, revision, offline)
 
     async def _load(self, config: ModelConfig) -> Operation:
-        return self._lifecycle.load(config)
+        operation = self._lifecycle.load(config)
+        await self._published()  # so that a decision that comes next hears "loading", not "unknown"
+        return operation
 
     async def _unload(self, model: str) -> ModelStatus:
         model = canonical(self._table().names().get(model, model))

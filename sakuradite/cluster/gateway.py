@@ -47,7 +47,9 @@ class ServeGateway:
         """Take over every table that the catalog sends. Ends only by cancellation."""
         while True:
             try:
-                table: Table = await self._catalog.watch.remote(self._name, self._table.version if self.followed.is_set() else -1)
+                table: Table = await self._catalog.watch.remote(
+                    self._name, self._table.version if self.followed.is_set() else -1
+                )
             except Exception as error:  # whatever ails the catalog, the table in hand goes on serving
                 log.warning("the catalog cannot be reached: %s", type(error).__name__)
                 await asyncio.sleep(RETRY_SECONDS)

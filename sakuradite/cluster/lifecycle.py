@@ -7,7 +7,6 @@ model is in its `ModelRecord`, written to disk with every change, so that a new 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import re
 import secrets
@@ -100,7 +99,7 @@ class Lifecycle:
         operation = self._new("load", model)
         self.models.pop(model, None)  # so that the order is that of loading
         self.models[model] = ModelRecord(
-            config=config, state="loading", application=application_name(model), operation=operation
+            config=config, state="loading", application=application_name(model, operation.id), operation=operation
         )
         self._save()
         self._run(operation.id, self._load(model, operation.id))
@@ -387,10 +386,13 @@ def canonical(model: str) -> str:
     return model if path is None else str(path)
 
 
-def application_name(model: str) -> str:
-    """The name of the Serve application of a model: readable, and unlike that of any other model."""
+def application_name(model: str, operation_id: str) -> str:
+    """The name of the Serve application of a load: readable, and unlike that of any other load.
+
+    Handles of an application that was deleted and deployed again under its old name may hold that it is still gone.
+    """
     slug = re.sub(r"[^A-Za-z0-9.-]+", "-", model.rsplit("/", 1)[-1])[:40]
-    return f"model-{slug}-{hashlib.sha256(model.encode()).hexdigest()[:8]}"
+    return f"model-{slug}-{operation_id[-8:]}"
 
 
 def differences(wanted: ModelConfig, record: ModelRecord) -> list[str]:

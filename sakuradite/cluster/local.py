@@ -114,6 +114,7 @@ def join(address: str) -> None:
         if _local.pid != os.getpid():
             _reset()
         try:
+            _hush(True)
             with _quiet("ray"), _same_sigterm():
                 ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
         except Exception as error:
@@ -191,6 +192,7 @@ def _start_ray(logs: bool, cluster: bool) -> None:
             import ray
         except ImportError:
             raise MissingExtraError("Embedded use", "torch") from None
+        _hush(not logs)
         with _quiet("ray"), _same_sigterm():
             _local.seconds["imports"] = time.perf_counter() - clock
             clock = time.perf_counter()
@@ -249,6 +251,7 @@ def _discard() -> None:
         thread.stop()
     if disconnect and _ray_initialized():
         sys.modules["ray"].shutdown()
+        _hush(False)
     if watcher is not None:
         watcher.terminate()
         watcher.wait()
@@ -268,6 +271,7 @@ def _stop_ray() -> None:
     with _quiet("ray"):
         if _ray_initialized():
             ray.shutdown()
+        _hush(False)
         _forget_token()
 
 
@@ -307,6 +311,7 @@ def _ray_environment(temp: Path, cluster: bool) -> dict[str, str | None]:
         "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
         "RAY_RUNTIME_ENV_HOOK": None,
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_memory_monitor_refresh_ms": "0",  # it would end our model when other programs fill the memory
         "GRPC_ENABLE_FORK_SUPPORT": "0",  # else gRPC remarks on every later fork of the program on its stderr
         **SERVE_ENVIRONMENT,
     }
@@ -371,6 +376,20 @@ def _quiet(name: str) -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
+
+
+def _hush(silent: bool) -> None:
+    """Keep from stdout what Ray's driver prints of workers that died, `log_to_driver=False` or not.
+
+    It looks the printing function up in its module each time (a private one; a test watches it).
+    """
+    from ray._private import worker
+
+    if silent and not hasattr(worker, "_sakuradite_print"):
+        worker._sakuradite_print, worker.print_to_stdstream = worker.print_to_stdstream, lambda *_, **__: None
+    elif not silent and hasattr(worker, "_sakuradite_print"):
+        worker.print_to_stdstream = worker._sakuradite_print
+        del worker._sakuradite_print
 
 
 @contextmanager

@@ -146,7 +146,10 @@ def test_a_ray_of_the_users_own_is_joined_and_left_running(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_open_close_open_and_then_a_ray_of_the_users_own(tmp_path: Path) -> None:
-    assert run(TWICE, tmp_path) == (0, "own Ray\n", "")
+    code, out, errors = run(TWICE, tmp_path)
+    assert (code, out) == (0, "own Ray\n"), errors
+    assert errors.startswith("Token authentication is enabled")  # what Ray says of the user's own start, and no more
+    assert len(errors.splitlines()) == 1
 
 
 @pytest.mark.slow

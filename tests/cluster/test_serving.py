@@ -246,7 +246,7 @@ def test_restarts_keep_the_books(daemons: Callable[..., Daemon]) -> None:
     left = descendants(second.process.pid)
     assert second.stop(signal.SIGINT) == (0, "")
     assert alive(left) == set()
-    assert second.lines[-1].startswith("Stopping")
+    assert [line.split()[0] for line in second.lines] == ["Starting", "Sakuradite", "Restoring", "Stopping;"]
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import random
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -615,3 +616,42 @@ async def test_nothing_of_a_finished_request_is_kept() -> None:
         assert not backend.held
         gc.collect()
         assert not [item for item in gc.get_objects() if isinstance(item, Job) and item.request.id == "finished"]
+
+
+@pytest.mark.parametrize("layout", ["packed", "cloned", "padded"])
+async def test_a_crowd_of_everything_at_once_leaves_nothing_behind(layout: str) -> None:
+    """Answers, faults, full queues, deadlines and callers that go, all mixed: every request ends, each row comes at most
+    once, and nothing is left (`running` checks that)."""
+    chance = random.Random(layout)
+    many = question_record(Choice(criteria={str(i): None for i in range(60)}))
+    bad = question_record(Noul(instructions="BAD"))
+    ends: dict[str, int] = {}
+
+    async def caller(engine: Engine) -> None:
+        await asyncio.sleep(chance.random() / 20)
+        questions = chance.choices((LATE, TEAM, MOOD, many, bad), k=chance.randint(1, 30))
+        patience = chance.choice((None, None, 0.02, 0.1))
+        request = asked("x" * chance.randint(0, 900), *questions, timeout=patience)
+        wanted = chance.choice((len(questions), len(questions), 1))
+        rows: list[int] = []
+        stream = engine.decide(request)
+        end = "read"
+        try:
+            async for group in stream:
+                for outcome in group:
+                    rows.append(outcome.row)
+                    assert isinstance(outcome, RowFailure) == (questions[outcome.row] is bad)
+                if len(rows) >= wanted:
+                    break
+        except (CapacityExceededError, RequestTimeoutError) as error:
+            end = error.code
+        await stream.aclose()
+        assert len(rows) == len(set(rows))
+        ends[end] = ends.get(end, 0) + 1
+
+    settings = {"max_pending_requests": 40, "max_batch_size": 9, "max_batch_tokens": 1500}
+    async with running(f"layout={layout}&poison=BAD&oom_rows=5&token_latency=0.000002", **settings) as (engine, _):
+        await asyncio.gather(*(caller(engine) for _ in range(120)))
+        assert codes(await answers(engine, asked("after"))) == ["ok"]
+    assert sum(ends.values()) == 120
+    assert ends["read"] > 0

@@ -11,7 +11,7 @@ from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
 
-from sakuradite.errors import ConfigurationError, MissingExtraError, UnsupportedModelError
+from sakuradite.errors import APIError, MissingExtraError, UnsupportedModelError
 from sakuradite.hub.registry import transformers_registry
 from sakuradite.hub.safety import CUSTOM_CODE
 from sakuradite.operations import BackendSupport
@@ -81,20 +81,16 @@ def _mlx(config: Mapping[str, Any]) -> str | None:
     registry = transformers_registry()
     if registry is None or not _installed("mlx", "mlx_lm"):
         return str(MissingExtraError("the MLX backend", "mlx"))
-    from sakuradite.engine.mlx import runtime, translation
+    from sakuradite.engine import mlx
 
-    model_type = str(config.get("model_type", ""))
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config))
         try:
-            runtime.require("mlx-lm", runtime.MINIMUM_MLX_LM)
-            runtime.refuse_old_qwen3_5(model_type)
-            translation.refuse_family(model_type)
-            if resolved(config) is None:
-                return f"Transformers {registry.version} does not understand its config.json"
-            translation.translate(Path(folder))
-        except (UnsupportedModelError, ConfigurationError, MissingExtraError) as error:
+            mlx.check(Path(folder))
+        except (APIError, MissingExtraError) as error:
             return str(error).replace(folder, "the checkpoint")
+        except StrictDataclassError:
+            return f"Transformers {registry.version} does not understand its config.json"
     return None
 
 

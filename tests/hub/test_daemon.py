@@ -121,14 +121,27 @@ def test_a_download_that_fails_has_its_own_code(
         assert (status["status"], status["last_error"]["code"]) == ("failed", code)
 
 
-@pytest.mark.parametrize("model", ["/no/such/checkpoint", "./no-such", "no spaces allowed"])
+@pytest.mark.parametrize(
+    ("model", "code", "status_code", "says"),
+    [
+        ("/no/such/checkpoint", "model_not_found", 404, "looks like a path"),
+        ("./no-such", "model_not_found", 404, "looks like a path"),
+        ("no spaces allowed", "validation_error", 422, "is no hub id"),
+    ],
+)
 @pytest.mark.parametrize("kind", ["pull", "load", "inspect"])
-def test_what_names_nothing_begins_nothing(served: Daemon, kind: str, model: str) -> None:
-    before = served.admin("GET", "/operations").json()
+def test_a_name_that_leads_nowhere(
+    served: Daemon, hub: StandIn, kind: str, model: str, code: str, status_code: int, says: str
+) -> None:
+    hub.seen.clear()
     response = served.admin("POST", f"/models/{kind}", json={"model": model})
-    assert response.status_code == (422 if " " in model else 404)
-    assert ("looks like a path" in response.json()["error"]["message"]) is (" " not in model)
-    assert served.admin("GET", "/operations").json() == before
+    if kind == "inspect":
+        error = response.json()["error"] | {"status_code": response.status_code}
+    else:
+        error = served.wait(response.json()["id"])["error"]
+    assert (error["code"], error["status_code"]) == (code, status_code)
+    assert says in error["message"]
+    assert hub.seen == []
 
 
 def test_a_load_that_is_cancelled_while_it_downloads(served: Daemon, hub: StandIn, tiny: Callable[..., Path]) -> None:

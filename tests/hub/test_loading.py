@@ -102,3 +102,17 @@ def test_a_checkpoint_that_only_its_own_code_could_load(
         resolve(model, home=home, store=store)
     reasons = {backend.reason for backend in inspect(model, home=home, hub=store.hub).backends.values()}
     assert all("custom code is not run" in (reason or "") for reason in reasons)
+
+
+async def test_settings_of_a_wrong_type_are_refused_by_the_engine_too(
+    tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "odd"
+    folder.mkdir()
+    for name, data in files_of(tiny("llama")).items():
+        (folder / name).write_bytes(data)
+    config = json.loads((folder / "config.json").read_bytes()) | {"hidden_size": "many"}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedModelError, match=r"config\.json is not understood by this Transformers"):
+        await answer(folder)
+    assert "does not understand its config.json" in (inspect(str(folder), home=tmp_path).backends["torch"].reason or "")

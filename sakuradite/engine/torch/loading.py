@@ -24,6 +24,7 @@ def read_config(checkpoint: Path) -> Any:
 
     Raises UnsupportedModelError when the folder's architecture has no native class, or relies on code of its own.
     """
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     path = checkpoint / "config.json"
@@ -37,6 +38,8 @@ def read_config(checkpoint: Path) -> Any:
     except (ValueError, KeyError, OSError) as error:
         own = " and brings code of its own, which is never run" if "auto_map" in described else ""
         raise UnsupportedModelError(f"model type {name!r} is not known to this Transformers{own}") from error
+    except (StrictDataclassError, TypeError) as error:  # a value of the wrong type or out of its range
+        raise UnsupportedModelError(f"{path} is not understood by this Transformers: {error}") from error
 
 
 def check_supported(config: Any, device: torch.device) -> None:

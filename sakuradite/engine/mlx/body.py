@@ -10,7 +10,16 @@ from typing import Any
 
 from sakuradite.errors import ModelLoadFailedError
 
-INNER_NAMES = ("model", "backbone")  # what mlx-lm's models call their layers
+INNER_NAMES = ("model", "backbone", "norm")  # what stands right before the head; Idefics3 keeps no layers apart
+
+
+def stand_in(owner: Any, name: str, replacement: Any) -> None:
+    """Have `owner` call `replacement` in place of its part `name`.
+
+    An mlx Module is a dict of its parts; an attribute of the instance is found first, and the part stays in the dict,
+    where parameters are looked up.
+    """
+    object.__setattr__(owner, name, replacement)
 
 
 class Body:
@@ -24,9 +33,7 @@ class Body:
         if name is None:
             raise ModelLoadFailedError(f"{type(model).__module__} keeps its layers under a name that is not known")
         self.inner = owner[name]
-        # An mlx Module is a dict of its parts; an attribute of the instance is found first, and the part stays in the
-        # dict, where parameters are looked up.
-        object.__setattr__(owner, name, self)
+        stand_in(owner, name, self)
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         if self._gain != 1.0:

@@ -1,4 +1,4 @@
-"""Which text architectures run on MLX, what each needs on the way, and which are refused and why.
+"""Which architectures run on MLX, what each needs on the way, and which are refused and why.
 
 One table, iterated by the tests (each accepted family is compared with PyTorch in float32) and printed in docs/mlx.md.
 mlx-lm reads its own names from a checkpoint's settings and silently ignores what it does not know, so a family is
@@ -34,6 +34,10 @@ class Family:
     """Changes the settings, as Transformers resolved them, into mlx-lm's terms. May raise UnsupportedModelError."""
     rename: Callable[[str], str] | None = None
     """A weight's name in mlx-lm, where its own loader does not find it."""
+    nested: bool = False
+    """The text model's settings are under `text_config`; mlx-lm loads the text part alone."""
+    images: bool = False
+    """Reads images, through mlx-vlm."""
     exact_embedding_scale: bool = False
     """mlx-lm rounds the factor on the embeddings to bfloat16; float32 weights get the exact one."""
 
@@ -120,8 +124,10 @@ FAMILIES: Mapping[str, Family] = {
     "granitemoe": Family(),
     "granitemoehybrid": Family(translate=_granitemoehybrid),
     "helium": Family(),
+    "idefics3": Family(nested=True, images=True),
     "lfm2": Family(translate=_lfm2),
     "lfm2_moe": Family(translate=_lfm2),
+    "lfm2_vl": Family(translate=_lfm2, nested=True, images=True),
     "llama": Family(rotary=SCALED),
     "mamba": Family(),
     "mamba2": Family(),
@@ -138,30 +144,50 @@ FAMILIES: Mapping[str, Family] = {
     "qwen2": Family(rotary=SCALED),
     "qwen2_moe": Family(),
     "qwen3": Family(rotary=SCALED),
+    "qwen3_5": Family(partial=True, nested=True),
     "qwen3_5_text": Family(partial=True, translate=_qwen3_5_text),
     "qwen3_moe": Family(translate=_qwen3_moe),
     "qwen3_next": Family(partial=True),
     "seed_oss": Family(rotary=SCALED),
     "smollm3": Family(rotary=SCALED),
+    "smolvlm": Family(nested=True, images=True),
     "stablelm": Family(partial=True, translate=_stablelm),
 }
-"""Accepted text families by `model_type`."""
+"""Accepted families by `model_type`."""
 
 WRONG_FOR_QWEN3_5 = (0, 31, 3)  # the last mlx-lm with the defect in its recurrent q/k normalisation
 
+OTHER_IMAGES = "on MLX only SmolVLM, Idefics3 and LFM2-VL read images"
 REFUSED: Mapping[str, str] = {
     "bamba": "mlx-lm has no implementation of it",
     "ernie4_5_moe": "mlx-lm's router leaves out the correction bias by which the model chooses its experts",
+    "aya_vision": OTHER_IMAGES,
     "gemma": "mlx-lm computes the exact GELU where the model was trained with the tanh approximation",
+    "gemma3": OTHER_IMAGES,
+    "gemma3n": OTHER_IMAGES,
+    "gemma4": OTHER_IMAGES,
     "glm": "mlx-lm rotates the whole head where the model rotates half of it",
     "gpt_bigcode": "mlx-lm's implementation does not start (it calls mx.random.uniform with wrong arguments)",
     "gpt_neox": "mlx-lm computes the tanh approximation of GELU where the model has the exact one",
     "gpt_oss": "mlx-lm rounds the YaRN bounds that the model leaves as they are (truncate: false), and packed MXFP4 "
     "runs with native CUDA kernels only",
+    "idefics2": OTHER_IMAGES,
+    "internvl": OTHER_IMAGES,
     "jamba": "mlx-lm normalises the weights of the chosen experts, which the model does not",
+    "llama4": OTHER_IMAGES,
+    "llava": OTHER_IMAGES,
+    "llava_next": OTHER_IMAGES,
+    "mistral3": OTHER_IMAGES,
+    "mllama": OTHER_IMAGES,
     "nanochat": "mlx-lm does not find the weights by the names that Transformers saves them under",
     "olmo": "mlx-lm's implementation needs the package ai2-olmo",
     "olmo_hybrid": "mlx-lm does not find the weights by the names that Transformers saves them under",
+    "paligemma": OTHER_IMAGES,
+    "pixtral": OTHER_IMAGES,
+    "qwen2_5_vl": OTHER_IMAGES,
+    "qwen2_vl": OTHER_IMAGES,
+    "qwen3_vl": OTHER_IMAGES,
+    "qwen3_vl_moe": OTHER_IMAGES,
     "starcoder2": "mlx-lm computes the exact GELU where the model was trained with the tanh approximation",
 }
-"""Text families that mlx-lm has, or could be expected to have, and that are refused: `model_type` to the reason."""
+"""Families that one could expect here and that are refused: `model_type` to the reason."""

@@ -1,7 +1,9 @@
-"""Loads a checkpoint through mlx-lm's own classes: safetensors, settings translated, no code of the checkpoint."""
+"""Loads a checkpoint by the classes of mlx-lm and mlx-vlm: safetensors, settings translated, none of its own code."""
 
 from __future__ import annotations
 
+import json
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +12,10 @@ from typing import Any
 from sakuradite.config import ModelConfig
 from sakuradite.engine.mlx import runtime
 from sakuradite.engine.mlx.families import Settings
-from sakuradite.engine.mlx.translation import Translation, read_settings, refuse_family, translate
+from sakuradite.engine.mlx.translation import Translation, read_settings, translate
 from sakuradite.errors import InsufficientResourcesError, ModelLoadFailedError, UnsupportedModelError
+
+MESSAGE_CHARACTERS = 300  # of the library's own words, which can list every weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,54 +32,69 @@ class Loaded:
     weight_bytes: int
 
 
-def load_text(config: ModelConfig, checkpoint: Path) -> Loaded:
+def load_checkpoint(config: ModelConfig, checkpoint: Path) -> Loaded:
     """The model of a checkpoint folder.
 
     Raises MissingExtraError, UnsupportedModelError (with the reason), ModelLoadFailedError (damaged or missing weights)
     or InsufficientResourcesError (no Apple GPU, not enough memory).
     """
-    runtime.require("mlx-lm", runtime.MINIMUM_MLX_LM)
     model_type = read_settings(checkpoint)["model_type"]
-    refuse_family(model_type)
-    runtime.refuse_old_qwen3_5(model_type)
+    runtime.require_for(model_type)
     translation = translate(checkpoint)
+    if translation.family.images:
+        runtime.require("mlx-vlm", runtime.MINIMUM_MLX_VLM)
     device = runtime.choose_device(config.device)
-    utils = runtime.library("mlx_lm.utils")
-    family = translation.family
-
-    def classes(config: Settings) -> tuple[type, type]:
-        model_class, arguments = utils._get_classes(config=config)
-        return (model_class if family.rename is None else _renaming(model_class, family.rename)), arguments
-
     try:
-        model, _ = utils.load_model(checkpoint, model_config=translation.settings, get_model_classes=classes)
+        model = (_vision_model if translation.family.images else _text_model)(translation, checkpoint)
     except FileNotFoundError as error:
         raise ModelLoadFailedError(f"{checkpoint} holds no model*.safetensors: {error}") from None
     except Exception as error:
         raise _refusal(error, translation.model_type) from error
     packed = "quantization" in translation.settings
-    _cast(model, config.dtype)
+    _cast(model, "float32" if config.dtype == "auto" and device == "cpu" and not packed else config.dtype)
     return Loaded(
         model,
         translation,
         device,
         weight_dtype(model),
         packed,
-        int(utils.get_total_parameters(model)),
+        int(runtime.library("mlx_lm.utils").get_total_parameters(model)),
         weight_bytes(model),
     )
 
 
+def _text_model(translation: Translation, checkpoint: Path) -> Any:
+    utils = runtime.library("mlx_lm.utils")
+    rename = translation.family.rename
+
+    def classes(config: Settings) -> tuple[type, type]:
+        model_class, arguments = utils._get_classes(config=config)
+        return (model_class if rename is None else _renaming(model_class, rename)), arguments
+
+    model, _ = utils.load_model(checkpoint, model_config=translation.settings, get_model_classes=classes)
+    return model
+
+
+def _vision_model(translation: Translation, checkpoint: Path) -> Any:
+    """mlx-vlm reads a folder alone, so it is given one with the translated settings beside the checkpoint's weights."""
+    utils = runtime.library("mlx_vlm.utils")
+    runtime.library(f"mlx_vlm.models.{translation.model_type}")  # or it would be imported unshielded below
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "config.json").write_text(json.dumps(translation.settings), encoding="utf-8")
+        for file in (*checkpoint.glob("*.safetensors"), *checkpoint.glob("*.safetensors.index.json")):
+            (folder / file.name).symlink_to(file.resolve())
+        return utils.load_model(folder)
+
+
 def _refusal(error: Exception, model_type: str) -> Exception:
-    """mlx-lm raises ValueError for weights that do not fit the settings, TypeError for settings it lacks."""
+    """mlx-lm and mlx-vlm raise ValueError for weights that do not fit the settings, TypeError for settings it lacks."""
     if runtime.is_out_of_memory(error):
         return InsufficientResourcesError(f"the weights do not fit this machine's memory: {error}")
     if isinstance(error, ValueError | TypeError | KeyError):
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        return UnsupportedModelError(
-            f"mlx-lm's {model_type} does not take this checkpoint ({first}); use backend torch"
-        )
-    return ModelLoadFailedError(f"mlx-lm could not load the weights: {error}")
+        said = " ".join(str(error).split())[:MESSAGE_CHARACTERS] or type(error).__name__
+        return UnsupportedModelError(f"MLX's {model_type} does not take this checkpoint ({said}); use backend torch")
+    return ModelLoadFailedError(f"MLX could not load the weights: {error}")
 
 
 def _renaming(model_class: Any, rename: Callable[[str], str]) -> Any:
@@ -90,7 +109,10 @@ def _renaming(model_class: Any, rename: Callable[[str], str]) -> Any:
 
 
 def _cast(model: Any, dtype: str) -> None:
-    """Give the floating-point weights the wanted type; `auto` keeps the checkpoint's. Packed weights stay packed."""
+    """Give the floating-point weights the wanted type; `auto` keeps the checkpoint's. Packed weights stay packed.
+
+    On a CPU the caller widens `auto` to float32, which loses nothing: MLX's bfloat16 there took 12 times as long.
+    """
     import mlx.core as mx
     from mlx.utils import tree_map_with_path
 

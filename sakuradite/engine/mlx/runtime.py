@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import resource
 from functools import cache
 from importlib import import_module
@@ -22,9 +23,11 @@ from sakuradite.errors import (
     UnsupportedModelError,
 )
 
-MINIMUM_MLX_LM = (0, 31)
-MINIMUM_MLX_VLM = (0, 7)
+MINIMUM_MLX_LM = (0, 32, 2)  # what the families were compared with; 0.31.3 answers wrongly for falcon_h1 and lfm2_moe
+MINIMUM_MLX_VLM = (0, 7, 10)
+TOUCHED_VARIABLES = ("TRANSFORMERS_NO_ADVISORY_WARNINGS", "TRANSFORMERS_VERBOSITY")
 METAL_NAMES = ("mps", "metal", "gpu")
+OUT_OF_MEMORY = ("attempting to allocate", "unable to allocate", "insufficient memory", "outofmemory")
 CACHE_SHARE = 8  # one part in so many of the memory may hold prefix caches when max_cache_bytes is not set
 
 
@@ -46,13 +49,8 @@ def installed(package: str) -> tuple[int, ...] | None:
         text = version(package)
     except PackageNotFoundError:
         return None
-    numbers = []
-    for part in text.split("."):
-        digits = "".join(c for c in part if c.isdigit())
-        if not digits or not part[0].isdigit():
-            break
-        numbers.append(int(digits))
-    return tuple(numbers)
+    start = re.match(r"\d+(\.\d+)*", text)
+    return tuple(map(int, start.group().split("."))) if start else ()
 
 
 def is_installed() -> bool:
@@ -72,6 +70,14 @@ def require(package: str, minimum: tuple[int, ...]) -> None:
         )
 
 
+def require_for(model_type: str) -> None:
+    """Raise what keeps the installed mlx-lm from a family: MissingExtraError, ConfigurationError for an old version,
+    and for Qwen3.5 UnsupportedModelError with the defect."""
+    require("mlx-lm", ())
+    refuse_old_qwen3_5(model_type)
+    require("mlx-lm", MINIMUM_MLX_LM)
+
+
 def refuse_old_qwen3_5(model_type: str) -> None:
     """mlx-lm up to 0.31.3 normalises Qwen3.5's recurrent queries and keys wrongly."""
     found = installed("mlx-lm")
@@ -88,16 +94,27 @@ def _dotted(numbers: tuple[int, ...]) -> str:
 
 @cache
 def library(name: str) -> Any:
-    """Import a part of mlx-lm or mlx-vlm without its side effect on this process.
+    """Import a part of mlx-lm or mlx-vlm without its side effects on this process.
 
-    `mlx_lm.utils` lowers the limit of open files to 2048 (hard limit 4096) when it is imported, which cannot be undone
-    without privileges; a server holds more connections than that.
+    `mlx_lm.utils` lowers the limit of open files to 2048 (hard limit 4096), which cannot be undone without privileges;
+    a server holds more connections than that. `mlx_vlm` sets Transformers' variables in the environment, and its models
+    replace `AutoProcessor.from_pretrained` by one that trusts a checkpoint's own code.
     """
-    lower, resource.setrlimit = resource.setrlimit, lambda *_: None
+    from transformers import AutoProcessor
+
+    lower, environment = resource.setrlimit, dict(os.environ)
+    processor = AutoProcessor.__dict__["from_pretrained"]
+    resource.setrlimit = lambda *_: None
     try:
         return import_module(name)
     finally:
         resource.setrlimit = lower
+        AutoProcessor.from_pretrained = processor
+        for variable in TOUCHED_VARIABLES:
+            if variable in environment:
+                os.environ[variable] = environment[variable]
+            else:
+                os.environ.pop(variable, None)
 
 
 def choose_device(wanted: str) -> str:
@@ -127,8 +144,9 @@ def cache_bytes(configured: int | None) -> int:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether MLX failed for want of memory. It raises a plain RuntimeError, whose text alone tells."""
+    """Whether MLX failed for want of memory: a RuntimeError of Metal's, told by its text alone.
+
+    MLX's CPU build never says so: the process ends where the system gives it no memory.
+    """
     text = str(error).lower()
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and ("malloc" in text or "out of memory" in text or "allocate" in text)
-    )
+    return isinstance(error, RuntimeError) and any(sign in text for sign in OUT_OF_MEMORY)

@@ -11,21 +11,18 @@ vocabulary head runs at the positions that are read only.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 
 from sakuradite.engine.backend import Group, ModelFacts, OutOfDeviceMemory, Prefix, Row, RowScores
 from sakuradite.engine.mlx import runtime
 from sakuradite.engine.mlx.body import Body
 from sakuradite.engine.mlx.loading import Loaded
-from sakuradite.errors import ContextExceededError, InferenceFailedError, ModelLoadFailedError
-
-logger = logging.getLogger(__name__)
+from sakuradite.engine.mlx.scores import fault, read
+from sakuradite.errors import ModelLoadFailedError
 
 PREFILL_STEP = 2048  # mlx-lm's own step; a longer forward needs more memory and is no faster
 MIN_SHARED_PREFIX_TOKENS = 128  # below this a forward for the prefix alone costs more than it saves
@@ -102,7 +99,7 @@ class TextBackend:
             return int(there.shape[-1]), 0, False
         self._body(tokens, cache=caches)
         per_token = sum(
-            array.shape[1] * array.shape[3] * array.itemsize for cache in caches for array in cache.keys_and_values()
+            array.shape[1] * array.shape[3] * array.itemsize for cache in caches for array in (cache.keys, cache.values)
         )
         return int(there.shape[-1]), per_token, True
 
@@ -112,20 +109,22 @@ class TextBackend:
 
     def score(self, groups: Sequence[Group]) -> list[list[RowScores | Exception]]:
         """Scores of every row. Raises OutOfDeviceMemory; other failures as MLX raises them."""
-        scores: list[list[RowScores | Exception]] = [[self._fault(g.prefix, row) for row in g.rows] for g in groups]
+        scores: list[list[RowScores | Exception]] = [
+            [fault(group.prefix, row, self._vocabulary, self._context) or () for row in group.rows] for group in groups
+        ]
         whole: list[tuple[int, int]] = []
         try:
             for i, group in enumerate(groups):
-                good = [j for j, fault in enumerate(scores[i]) if not isinstance(fault, Exception)]
+                good = [j for j, found in enumerate(scores[i]) if not isinstance(found, Exception)]
                 if good and self._reuses(group.prefix):
-                    found = self._continue(group.prefix, [group.rows[j] for j in good])
-                    for j, row_scores in zip(good, found, strict=True):
+                    behind = self._continue(group.prefix, [group.rows[j] for j in good])
+                    for j, row_scores in zip(good, behind, strict=True):
                         scores[i][j] = row_scores
                 else:
                     whole += [(i, j) for j in good]
             for (i, j), row_scores in zip(whole, self._complete(groups, whole), strict=True):
                 scores[i][j] = row_scores
-        except (RuntimeError, MemoryError, ValueError) as error:
+        except RuntimeError as error:
             if runtime.is_out_of_memory(error):
                 mx.clear_cache()
                 raise OutOfDeviceMemory(str(error)) from error
@@ -144,16 +143,6 @@ class TextBackend:
         self._head_caches = None
         del self._model, self._body
         mx.clear_cache()
-
-    def _fault(self, prefix: Prefix, row: Row) -> RowScores | Exception:
-        """What is wrong with a row, else empty scores. MLX reads past the end of a table without a word."""
-        total = len(prefix.tokens) + len(row.suffix)
-        if total > self._context:
-            return ContextExceededError(f"a prompt of {total} tokens is over the model's context of {self._context}")
-        largest = max(*prefix.tokens, *row.suffix, *(t for read in row.reads for t in read.tokens), 0)
-        if largest >= self._vocabulary:
-            return InferenceFailedError(f"token {largest} is outside the model's vocabulary of {self._vocabulary}")
-        return ()
 
     def _reuses(self, prefix: Prefix) -> bool:
         """Whether a prefix is computed once and forked: by its own length and the room for caches alone."""
@@ -189,7 +178,7 @@ class TextBackend:
         """Copies of one row's caches for several rows; what is written into them does not reach the original."""
         forks = []
         for cache in caches:
-            keys, values = cache.keys_and_values()
+            keys, values = cache.keys[:, :, : cache.offset], cache.values[:, :, : cache.offset]
             fork = self._cache_module.KVCache()
             # No room is left behind the keys, so the first update moves them into arrays of the fork's own.
             fork.keys = mx.broadcast_to(keys, (rows, *keys.shape[1:]))
@@ -219,7 +208,7 @@ class TextBackend:
         if len(texts) > 1 or len(texts[0]) <= PREFILL_STEP:
             return self._forward(texts, rows, starts, None)
         text, row, start = texts[0], rows[0], starts[0]
-        cut = start + min(read.offset for read in row.reads)
+        cut = start + min(one.offset for one in row.reads)
         caches = self._prefill(self._new_caches(), text[:cut])
         return self._forward([text[cut:]], [row], [start - cut], caches)
 
@@ -241,18 +230,10 @@ class TextBackend:
         """One right-padded forward; padding is behind every read. `starts`: where a row's suffix begins in its text."""
         longest = max(map(len, texts))
         inputs = mx.array([[*text, *[0] * (longest - len(text))] for text in texts])
-        reads = [(n, starts[n] + read.offset, read.tokens) for n, row in enumerate(rows) for read in row.reads]
-        self._body.positions = (mx.array([n for n, _, _ in reads]), mx.array([offset for _, offset, _ in reads]))
+        reads = [(n, starts[n] + one.offset) for n, row in enumerate(rows) for one in row.reads]
+        self._body.positions = (mx.array([n for n, _ in reads]), mx.array([offset for _, offset in reads]))
         try:
             logits = self._model(inputs) if caches is None else self._model(inputs, cache=caches)
         finally:
             self._body.positions = None
-        return self._read(logits[0].astype(mx.float32), [tokens for _, _, tokens in reads], rows)
-
-    def _read(self, logits: Any, wanted: Sequence[tuple[int, ...]], rows: Sequence[Row]) -> list[RowScores]:
-        """Log-softmax over the vocabulary at the wanted tokens. logits: [reads, vocabulary], float32."""
-        line = mx.array([n for n, tokens in enumerate(wanted) for _ in tokens])
-        token = mx.array([t for tokens in wanted for t in tokens])
-        logs = np.array(logits[line, token] - mx.logsumexp(logits, axis=-1)[line], dtype=np.float32)
-        pieces = iter(np.split(logs, np.cumsum([len(tokens) for tokens in wanted])[:-1]))
-        return [tuple(next(pieces) for _ in row.reads) for row in rows]
+        return read(logits[0], rows)

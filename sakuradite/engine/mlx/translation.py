@@ -55,11 +55,12 @@ def translate(checkpoint: Path) -> Translation:
     # What Transformers resolved wins; what it dropped (mlx-lm's own keys, such as `quantization`) stays.
     settings: Settings = raw | resolve(checkpoint)
     settings["model_type"] = model_type
-    _rotary(settings, family)
-    _activation(settings, family)
-    context, warnings = _context(settings, family)
+    text: Settings = settings["text_config"] if family.nested else settings
+    _rotary(text, family)
+    _activation(text, family)
+    context, warnings = _context(text, family)
     if family.translate is not None:
-        family.translate(settings)
+        family.translate(text)
     return Translation(settings, model_type, family, context, warnings)
 
 

@@ -37,11 +37,11 @@ def differences(backend: Backend, reference: Reference, prefix: tuple[int, ...],
 
 @pytest.mark.parametrize("model_type", sorted(FAMILIES))
 def test_a_family_answers_as_pytorch_does(
-    model_type: str, tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    model_type: str, family: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sakuradite.engine.mlx import text
+    from sakuradite.engine.mlx import text, vision
 
-    folder = tiny(model_type, config=SETTINGS.get(model_type))
+    folder = family(model_type)
     backend = load(float32(folder), folder)
     reference = Reference(folder)
     size = reference.vocabulary
@@ -51,7 +51,9 @@ def test_a_family_answers_as_pytorch_does(
     backend.set_head(HEAD)
     behind = [row(tokens(n, seed=n), 0, -1, vocabulary=size) for n in (3, 40)]
     assert max(differences(backend, reference, HEAD + STATE, behind)) < TOLERANCE
-    monkeypatch.setattr(text, "PREFILL_STEP", 48)  # the same through the native cache, in steps
+    for module in (text, vision):  # the same through the native cache, in steps
+        monkeypatch.setattr(module, "PREFILL_STEP", 48)
+    monkeypatch.setattr(vision, "PREFILL_TOKENS", 48)
     assert max(differences(backend, reference, HEAD + STATE, behind)) < TOLERANCE
     assert max(differences(backend, reference, (), short)) < TOLERANCE
     backend.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from sakuradite.config import ModelConfig
 from sakuradite.engine.backend import Read, Row
+from tests.checkpoints import ARCHITECTURES
 
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _CONV = {"num_hidden_layers": 4, "layer_types": ["conv", "conv", "full_attention", "conv"], "conv_L_cache": 3}
@@ -50,6 +52,77 @@ SETTINGS: dict[str, dict[str, Any]] = {
 """What a family's configuration needs here, beyond `tests.checkpoints`."""
 
 
+_SIZES = {
+    "vocab_size": 439,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 4096,
+    "initializer_range": 0.3,
+}
+_PATCHES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+IMAGE_TOKEN = 430
+_IDEFICS3: dict[str, Any] = {
+    "text_config": {"model_type": "llama"}
+    | _SIZES
+    | {"rope_parameters": {"rope_type": "default", "rope_theta": 30000.0}},
+    "vision_config": _PATCHES | {"image_size": 28, "patch_size": 7, "initializer_range": 0.3},
+    "scale_factor": 2,
+    "image_token_id": IMAGE_TOKEN,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
+}
+WITH_TEXT_CONFIG: dict[str, dict[str, Any]] = {
+    "idefics3": _IDEFICS3,
+    "smolvlm": _IDEFICS3 | {"vision_config": _PATCHES | {"image_size": 56, "patch_size": 4, "initializer_range": 0.3}},
+    "lfm2_vl": {
+        "text_config": {"model_type": "lfm2"} | _SIZES | _CONV | _TIED,
+        "vision_config": {"model_type": "siglip2_vision_model", "patch_size": 4, "num_patches": 64}
+        | _PATCHES
+        | {"vision_use_head": False},
+        "downsample_factor": 2,
+        "projector_hidden_size": 32,
+        "image_token_id": IMAGE_TOKEN,
+    }
+    | _TIED,
+    "qwen3_5": {
+        "text_config": {"model_type": "qwen3_5_text"} | _SIZES | ARCHITECTURES["qwen3_5_text"],
+        "vision_config": {
+            "depth": 1,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_heads": 4,
+            "patch_size": 4,
+            "out_hidden_size": 32,
+            "num_position_embeddings": 64,
+        },
+        "image_token_id": IMAGE_TOKEN,
+        "tie_word_embeddings": False,
+    },
+}
+"""Checkpoints whose text model is a part of a larger one."""
+
+
+def build_with_text_config(architecture: str, folder: Path) -> Path:
+    """Write such a checkpoint, as Transformers saves it. It has no tokenizer and no processor."""
+    import torch
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    config = AutoConfig.for_model(architecture, **WITH_TEXT_CONFIG[architecture])
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForImageTextToText.from_config(config).float().eval()
+        with torch.no_grad():
+            for weight in model.parameters():  # some start at zero and would hide what feeds them
+                if weight.dim() > 1 and not weight.any():
+                    weight.normal_(0.0, 0.3)
+    model.save_pretrained(folder)
+    return folder
+
+
 def float32(folder: Path, **settings: Any) -> ModelConfig:
     """The configuration of a tiny checkpoint on MLX in float32."""
     return ModelConfig(model=str(folder), **({"backend": "mlx", "dtype": "float32"} | settings))
@@ -71,10 +144,12 @@ class Reference:
 
     def __init__(self, folder: Path) -> None:
         import torch
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
         self._torch = torch
-        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        nested = AutoConfig.from_pretrained(folder).model_type in WITH_TEXT_CONFIG
+        auto = AutoModelForImageTextToText if nested else AutoModelForCausalLM
+        self._model = auto.from_pretrained(folder, dtype=torch.float32).eval()
         self._known: dict[tuple[int, ...], NDArray[np.float32]] = {}
         self.vocabulary: int = self._model.config.get_text_config().vocab_size
 
@@ -85,3 +160,11 @@ class Reference:
                 logits = self._model(self._torch.tensor([prompt])).logits[0]
             self._known[prompt] = self._torch.softmax(logits.float(), -1).numpy()
         return self._known[prompt]
+
+    def with_images(self, prompt: tuple[int, ...], arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
+        """The same with prepared images."""
+        with self._torch.no_grad():
+            inputs = {name: self._torch.from_numpy(array) for name, array in arrays.items()}
+            logits = self._model(input_ids=self._torch.tensor([prompt]), **inputs).logits[0]
+        result: NDArray[np.float32] = self._torch.softmax(logits.float(), -1).numpy()
+        return result

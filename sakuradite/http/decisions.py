@@ -9,6 +9,7 @@ import orjson
 from sakuradite.errors import UnsupportedMediaTypeError, UnsupportedModelError
 from sakuradite.http.admission import Place
 from sakuradite.http.body import expand, read_body
+from sakuradite.http.crowds import refuse_crowds
 from sakuradite.http.dialects import Ask, native, openai, placed, systemone, too_many_questions
 from sakuradite.http.exchange import Exchange, Reply
 from sakuradite.http.reading import read_json
@@ -24,6 +25,7 @@ async def decisions(site: Site, exchange: Exchange) -> Reply | None:
     require_json(exchange)
     with site.admission.place() as place:
         data = read_json(await read(site, exchange, place))
+        refuse_crowds(data)
         ask = openai.parse(data) if openai.is_openai(data) else native.parse(data)
         return await _decide(site, exchange, ask)
 

@@ -12,6 +12,7 @@ import tracemalloc
 import zlib
 from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import pytest
@@ -20,7 +21,7 @@ import zstandard
 from sakuradite.errors import RequestTooLargeError
 from sakuradite.http.body import expand
 from sakuradite.records import Outcome, RequestRecord
-from tests.http.conftest import native
+from tests.http.conftest import native, openai
 from tests.http.serving import MODEL, ScriptedGateway, Served, even, serve
 
 BODY = json.dumps(native(state="x" * 2000)).encode()
@@ -242,6 +243,41 @@ def test_the_heads_of_parts_are_short(open_server: Served) -> None:
         open_server, head_ + b"\r\n\r\nx\r\n--b--", "/v1/systemone", content_type="multipart/form-data; boundary=b"
     )
     assert response.status_code == 422
+
+
+MANY: dict[str, Any] = {str(i): 1 for i in range(200_000)}
+CROWDS: list[tuple[dict[str, Any], list[Any]]] = [
+    (native() | MANY, []),
+    (native(MANY), ["questions"]),
+    (native({"q": {"type": "noul"} | MANY}), ["questions", "q"]),
+    (native({"q": {"type": "choice", "criteria": MANY}}), ["questions", "q", "criteria"]),
+    (native(list(MANY)), ["questions"]),
+    (openai() | MANY, []),
+    (openai(input=[1] * 200_000), ["input"]),
+    (openai(input=[MANY]), ["input", 0]),
+    (openai(input=[{"role": "user", "content": [1] * 200_000}]), ["input", 0, "content"]),
+    (openai(input=[{"role": "user", "content": [MANY]}]), ["input", 0, "content", 0]),
+    (openai(questions=[{"type": "choice", "instructions": "", "choices": [MANY]}]), ["questions", 0, "choices", 0]),
+]
+
+
+@pytest.mark.parametrize(("body", "path"), CROWDS, ids=[str(path) for _, path in CROWDS])
+def test_crowds_are_refused_before_they_are_validated(open_server: Served, body: Any, path: list[Any]) -> None:
+    response = post(open_server, json.dumps(body).encode())
+    assert response.status_code == 422
+    (problem,) = response.json()["detail"]
+    assert problem["loc"] == ["body", *path]
+    assert "200" in problem["msg"]
+    if "input" not in body and isinstance(body["questions"], dict):
+        response = post(open_server, json.dumps(body).encode(), "/v1/systemone")
+        assert response.json()["detail"] == [problem]
+
+
+def test_long_content_is_no_crowd(open_server: Served) -> None:
+    many = native(
+        {"q": {"type": "noul", "instructions": [0] * 1000, "criteria": {"true": [0] * 1000}}}, state=[0] * 1000
+    )
+    assert post(open_server, json.dumps(many).encode()).status_code == 200
 
 
 def test_one_bad_row_does_not_fail_the_others(open_server: Served) -> None:

@@ -10,6 +10,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Discriminator,
+    FailFast,
     Field,
     StrictBool,
     StrictStr,
@@ -82,13 +83,18 @@ type InputPart = Annotated[InputText | InputImage | InputJSON, Field(discriminat
 type TextOrImage = Annotated[InputText | InputImage, Field(discriminator="type")]
 type AssistantPart = Annotated[OutputText | Refusal, Field(discriminator="type")]
 
+type InputParts = Annotated[list[InputPart], FailFast()]
+type TextParts = Annotated[list[InputText], FailFast()]
+type OutputParts = Annotated[list[TextOrImage], FailFast()]
+type AssistantParts = Annotated[list[AssistantPart], FailFast()]
+
 
 class UserMessage(_Wire):
     """A message of the user."""
 
     type: Literal["message"] = "message"
     role: Literal["user"]
-    content: str | list[InputPart]
+    content: str | InputParts
 
 
 class InstructionMessage(_Wire):
@@ -96,7 +102,7 @@ class InstructionMessage(_Wire):
 
     type: Literal["message"] = "message"
     role: Literal["developer", "system"]
-    content: str | list[InputText]
+    content: str | TextParts
 
 
 class AssistantMessage(_Wire):
@@ -104,7 +110,7 @@ class AssistantMessage(_Wire):
 
     type: Literal["message"] = "message"
     role: Literal["assistant"]
-    content: str | list[AssistantPart]
+    content: str | AssistantParts
     phase: Literal["commentary", "final_answer"] | None = None
 
 
@@ -128,7 +134,7 @@ class FunctionCallOutput(_Wire):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: str | list[TextOrImage]
+    output: str | OutputParts
     id: str | None = None
     status: ItemStatus | None = None
 
@@ -150,7 +156,7 @@ class CustomToolCallOutput(_Wire):
 
     type: Literal["custom_tool_call_output"]
     call_id: str
-    output: str | list[TextOrImage]
+    output: str | OutputParts
     id: str | None = None
     status: ItemStatus | None = None
 
@@ -187,11 +193,14 @@ type InputItem = Annotated[
 ]
 
 
+type InputItems = Annotated[list[InputItem], FailFast()]
+
+
 class Predicate(_Wire):
     """How likely is it that a statement about the input is true?"""
 
     type: Literal["predicate"]
-    instructions: str | list[InputPart]
+    instructions: str | InputParts
     name: str | None = None
 
 
@@ -206,8 +215,8 @@ class ChoiceQuestion(_Wire):
     """Which option fits?"""
 
     type: Literal["choice"]
-    instructions: str | list[InputPart]
-    choices: list[ChoiceOption] = Field(min_length=1, max_length=MAX_OPTIONS)
+    instructions: str | InputParts
+    choices: Annotated[list[ChoiceOption], FailFast()] = Field(min_length=1, max_length=MAX_OPTIONS)
     name: str | None = None
 
     @model_validator(mode="after")
@@ -228,8 +237,8 @@ class ScoreQuestion(_Wire):
     """Where on the ordered levels?"""
 
     type: Literal["score"]
-    instructions: str | list[InputPart]
-    levels: list[Level] = Field(min_length=1, max_length=MAX_OPTIONS)
+    instructions: str | InputParts
+    levels: Annotated[list[Level], FailFast()] = Field(min_length=1, max_length=MAX_OPTIONS)
     name: str | None = None
 
 
@@ -247,7 +256,7 @@ class OpenAIDecisionRequest(_Wire):
     """Questions about an input, for the Decisions API of the `openai` client."""
 
     model: str = Field(min_length=1, description="The id of a resident model, or an alias.")
-    input: str | list[InputItem] = Field(description="Text, or messages and tool calls in order.")
+    input: str | InputItems = Field(description="Text, or messages and tool calls in order.")
     questions: list[DecisionQuestion] = Field(
         min_length=1, max_length=MAX_QUESTIONS, description="Answers come back in this order."
     )

@@ -10,11 +10,12 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
 from pydantic import ValidationError as PydanticValidationError
 
 from sakuradite.errors import InvalidRequestError
 from sakuradite.http.body import Part, read_parts
+from sakuradite.http.crowds import refuse_crowds
 from sakuradite.http.dialects import Ask, content, record
 from sakuradite.http.dialects.native import KeyedAsk, QuestionId
 from sakuradite.http.problems import dotted, explain, invalid, refuse_infinite
@@ -40,7 +41,7 @@ class SystemOneNoul(Noul):
 class SystemOneScore(Score):
     """Where on a list of up to 10 levels?"""
 
-    criteria: list[Content] = Field(min_length=1, max_length=MAX_LEVELS)
+    criteria: Annotated[list[Content], FailFast()] = Field(min_length=1, max_length=MAX_LEVELS)
 
 
 type SystemOneQuestion = Annotated[SystemOneNoul | Choice | SystemOneScore, Field(discriminator="type")]
@@ -93,6 +94,7 @@ def parse(body: bytes, content_type: str) -> Ask:
             raise invalid(("body",), "The first part of the form must be named request", "multipart_invalid")
         body = first.content
     data = read_json(body)
+    refuse_crowds(data)
     try:
         request = SystemOneRequest.model_validate(data)
     except PydanticValidationError as error:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 from sakuradite.records import Candidate, Prose, QuestionRecord
 
@@ -57,7 +57,7 @@ class Choice(_Question):
     """
 
     type: Literal["choice"] = "choice"
-    criteria: dict[str, Content | None] = Field(min_length=1, max_length=MAX_OPTIONS)
+    criteria: Annotated[dict[str, Content | None], FailFast()] = Field(min_length=1, max_length=MAX_OPTIONS)
 
 
 class Score(_Question):
@@ -69,7 +69,7 @@ class Score(_Question):
     """
 
     type: Literal["score"] = "score"
-    criteria: list[Content] = Field(min_length=1, max_length=MAX_OPTIONS)
+    criteria: Annotated[list[Content], FailFast()] = Field(min_length=1, max_length=MAX_OPTIONS)
 
 
 type Question = Annotated[Noul | Choice | Score, Field(discriminator="type")]

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from sakuradite.cli import models, run, serve
+from sakuradite.cli import doctor, models, run, serve
 from sakuradite.cli.place import Place
 
 app = typer.Typer(
@@ -69,3 +69,4 @@ app.command("list")(models.list_)
 app.command()(models.inspect)
 app.command()(models.rm)
 app.command()(models.alias)
+app.command()(doctor.doctor)

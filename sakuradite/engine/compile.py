@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from sakuradite.engine.backend import Prefix, Read, Row
 from sakuradite.engine.labels import LabelBook, Labels
 from sakuradite.engine.plan import Plan, PlannedQuestion
-from sakuradite.engine.prompt import WORDING, prose_text, question_text
+from sakuradite.engine.prompt import WORDING, Wording, prose_text, question_text
 from sakuradite.engine.tokenizer import Tokenizer
 from sakuradite.errors import APIError, ContextExceededError, ValidationError
 from sakuradite.records import RequestRecord, RowFailure
@@ -22,12 +22,13 @@ LIKELY_CHARACTERS_PER_TOKEN = 8  # prose has 3 to 5; text with more per allowed 
 class Compiler:
     """Compiles requests for one model. `max_input_tokens` is the limit of one question's whole prompt."""
 
-    def __init__(self, tokenizer: Tokenizer, model: str, max_input_tokens: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, model: str, max_input_tokens: int, wording: Wording = WORDING) -> None:
         self._tokenizer = tokenizer
+        self._wording = wording
         self._model = model
         self._allowed = max_input_tokens
-        self.head = tuple(tokenizer.opening(tokenizer.frame.opening + WORDING.head))
-        self.book = LabelBook(tokenizer, model)
+        self.head = tuple(tokenizer.opening(tokenizer.frame.opening + wording.head))
+        self.book = LabelBook(tokenizer, model, wording)
 
     def compile(self, requests: Sequence[RequestRecord]) -> list[Plan | APIError]:
         """For each request its plan, or the error that refuses the whole of it."""
@@ -71,7 +72,7 @@ class Compiler:
             except APIError as error:
                 failures.append(RowFailure(index, error.record()))
                 continue
-            text = question_text(question, labels.codes)
+            text = question_text(question, labels.codes, self._wording)
             text.encode()
             if about := self._far_over(text):
                 failures.append(self._exceeded(index, f"about {about}", "its own text alone"))

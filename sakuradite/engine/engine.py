@@ -26,6 +26,7 @@ from sakuradite.errors import (
     ModelLoadingError,
     ReplicaUnavailableError,
     RequestTimeoutError,
+    SakuraditeError,
     UnsupportedModelError,
     ValidationError,
 )
@@ -70,14 +71,14 @@ class Engine:
         self._loop = asyncio.get_running_loop()
         loaded: asyncio.Future[ModelCapabilities] = self._loop.create_future()
 
-        def settle(result: ModelCapabilities | Exception) -> None:
+        def settle(result: ModelCapabilities | SakuraditeError) -> None:
             if not loaded.done():
-                if isinstance(result, Exception):
+                if isinstance(result, SakuraditeError):
                     loaded.set_exception(result)
                 else:
                     loaded.set_result(result)
 
-        def report(result: ModelCapabilities | Exception) -> None:
+        def report(result: ModelCapabilities | SakuraditeError) -> None:
             if not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(settle, result)
 

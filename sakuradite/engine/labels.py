@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from string import ascii_lowercase, ascii_uppercase, digits
 
-from sakuradite.engine.prompt import WORDING, Cue
+from sakuradite.engine.prompt import WORDING, Cue, Wording
 from sakuradite.engine.tokenizer import Tokenizer
 from sakuradite.errors import ValidationError
 from sakuradite.records import Kind
@@ -41,12 +41,13 @@ class Labels:
 class LabelBook:
     """The labels of one model, by kind of question and number of options."""
 
-    def __init__(self, tokenizer: Tokenizer, model: str) -> None:
+    def __init__(self, tokenizer: Tokenizer, model: str, wording: Wording = WORDING) -> None:
         self._tokenizer = tokenizer
+        self._wording = wording
         self._model = model
-        self._found: dict[tuple[bool, int], Labels] = {}
+        self._found: dict[tuple[Kind, int], Labels] = {}
         self._tokens: dict[tuple[Cue, str], tuple[int, ...] | None] = {}
-        cues = WORDING.cues
+        cues = wording.cues
         self._closings = {
             cue: tuple(tokens)
             for cue, tokens in zip(cues, tokenizer.control([self._closing_text(cue) for cue in cues]), strict=True)
@@ -54,7 +55,7 @@ class LabelBook:
 
     def labels(self, kind: Kind, count: int) -> Labels:
         """Labels for `count` options. Raises ValidationError when the tokenizer cannot tell that many apart."""
-        key = (kind == "noul", count)
+        key = (kind, count)
         if key not in self._found:
             self._found[key] = self._search(kind, count)
         return self._found[key]
@@ -62,7 +63,7 @@ class LabelBook:
     def _search(self, kind: Kind, count: int) -> Labels:
         most = 0
         for codes, length in self._alphabets(kind, count):
-            for cue in WORDING.cues:
+            for cue in self._wording.cues:
                 clean = self._clean(cue, codes, length)
                 if len(clean) >= count:
                     chosen = list(clean)[:count]
@@ -74,11 +75,13 @@ class LabelBook:
 
     def _alphabets(self, kind: Kind, count: int) -> Iterator[tuple[Sequence[str], int]]:
         """Sets of codes to try and the number of tokens each code may have, the best first."""
-        if kind == "noul":
-            for words in WORDING.nouls:
+        wording = self._wording
+        if kind == "noul" and wording.noul_names is None:
+            for words in wording.noul_words:
                 yield words, 1
-        for codes in WORDING.codes:
-            yield codes[:count], 1
+        if kind == "noul" and wording.noul_names is not None and wording.noul_turned:
+            yield wording.choice_codes[1::-1], 1  # the side that is named first has the first code
+        yield (wording.score_codes if kind == "score" else wording.choice_codes)[:count], 1
         yield ascii_uppercase[:count], 1
         yield NUMBERS[:count], 1
         yield PAIRS, 1

@@ -40,10 +40,15 @@ class Wording:
     meaning: str = "{code} means: {text}"
     """One side of a noul's criteria."""
     noul_reply: str = "Answer {} or {}."
-    nouls: tuple[tuple[str, str], ...] = (("Yes", "No"), ("yes", "no"), ("True", "False"))
+    noul_names: tuple[str, str] | None = None
+    """Set: a noul is asked as a choice of two coded options of these names. None: it is answered with a word."""
+    noul_words: tuple[tuple[str, str], ...] = (("Yes", "No"), ("yes", "no"), ("True", "False"))
     """Pairs of words to answer a noul with; the first that the tokenizer keeps apart is taken, else two codes."""
-    codes: tuple[Sequence[str], ...] = (ascii_uppercase,)
-    """Alphabets of labels of one token each, the best first; larger ones follow by themselves."""
+    noul_turned: bool = False
+    """Name the negative side of a noul first."""
+    choice_codes: Sequence[str] = ascii_uppercase
+    score_codes: Sequence[str] = ascii_uppercase
+    """Labels of one token each for as many options; other alphabets follow for more, or where these are not clean."""
     cues: tuple[Cue, ...] = (Cue("Answer:", " "), Cue("Answer: ", ""), Cue("Answer:\n", ""), Cue("", ""), Cue("", " "))
     """The first at which the tokenizer keeps the labels apart is taken."""
 
@@ -60,22 +65,25 @@ def prose_text(prose: Prose) -> str:
 def question_text(question: QuestionRecord, codes: Sequence[str], wording: Wording = WORDING) -> str:
     """What follows the state: the question and its options, each with the code that the model is to answer with."""
     about = None if question.instructions is None else prose_text(question.instructions)
-    lines: list[str] = []
+    sides = list(zip(codes, question.candidates, strict=True))
     if question.kind == "noul":
-        if about is not None:
-            lines.append(wording.statement.format(about))
-        for candidate, code in zip(question.candidates, codes, strict=True):
-            if candidate.description is not None:
-                lines.append(wording.meaning.format(code=code, text=prose_text(candidate.description)))
-        lines.append(wording.noul_reply.format(*codes))
+        lines = [] if about is None else [wording.statement.format(about)]
+        if wording.noul_turned:
+            sides.reverse()
+        if wording.noul_names is None:
+            described = [(code, prose_text(c.description)) for code, c in sides if c.description is not None]
+            lines += [wording.meaning.format(code=code, text=text) for code, text in described]
+            lines.append(wording.noul_reply.format(*(code for code, _ in sides)))
+            return _joined(wording, lines)
+        names = dict(zip(("true", "false"), wording.noul_names, strict=True))
+        sides = [(code, Candidate(names[c.name], c.description)) for code, c in sides]
     else:
-        if about is not None:
-            lines.append(wording.question.format(about))
-        lines.append(wording.options if question.kind == "choice" else wording.levels)
-        for candidate, code in zip(question.candidates, codes, strict=True):
-            lines.append(wording.option.format(code=code, text=_option(question, candidate, wording)))
-        lines.append(wording.reply)
-    return wording.before + "\n".join(line for line in lines if line)
+        lines = [] if about is None else [wording.question.format(about)]
+    lines.append(wording.levels if question.kind == "score" else wording.options)
+    for code, candidate in sides:
+        lines.append(wording.option.format(code=code, text=_option(question, candidate, wording)))
+    lines.append(wording.reply)
+    return _joined(wording, lines)
 
 
 def _option(question: QuestionRecord, candidate: Candidate, wording: Wording) -> str:
@@ -84,3 +92,7 @@ def _option(question: QuestionRecord, candidate: Candidate, wording: Wording) ->
         return candidate.name
     text = prose_text(candidate.description)
     return text if question.kind == "score" else wording.described.format(name=candidate.name, about=text)
+
+
+def _joined(wording: Wording, lines: Sequence[str]) -> str:
+    return wording.before + "\n".join(line for line in lines if line)

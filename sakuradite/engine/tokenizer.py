@@ -6,6 +6,7 @@ and reads the same file), and belongs to the one worker thread of a model.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,6 +15,10 @@ from sakuradite.engine.template import PLAIN, Frame, frame_of, read_json, read_t
 from sakuradite.errors import UnsupportedModelError
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+HTML = re.compile(
+    r"</?(a|b|blockquote|body|br|caption|code|div|em|footer|h[1-6]|hr|html|i|li|ol|p|pre|s|span|strong|sub|sup|table"
+    r"|tbody|td|tfoot|th|thead|tr|u|ul)>"
+)
 LEAD = "\n"  # encoded in front of a piece that goes on, so that no tokenizer puts its start-of-text space there
 
 
@@ -49,7 +54,7 @@ class FastTokenizer:
                 "the checkpoint has no fast tokenizer (tokenizer.json); only fast tokenizers are supported"
             )
         try:
-            self._rust = Rust.from_file(str(file))
+            self._rust: Any = Rust.from_file(str(file))
         except Exception as error:  # the library raises the bare class
             raise UnsupportedModelError(f"tokenizer.json cannot be read: {error}") from None
         self._rust.no_truncation()
@@ -66,9 +71,10 @@ class FastTokenizer:
         else:
             self.frame = frame_of(source, specials)
 
-        # `encode_special_tokens` leaves the markers of special tokens in text alone; a template's other markers
-        # (Qwen's <tool_call>) are not flagged as special, so flag them. Runs of blanks stay what they are: text.
-        markers = {i: token for i, token in added.items() if token.special or _is_marker(token.content, source or "")}
+        # `encode_special_tokens` leaves the markers of special tokens in text alone; other markers (Qwen's <tool_call>)
+        # are not flagged as special, so flag them. Runs of blanks and tags of HTML (Gemma) stay what they are: text.
+        written = " ".join([source or "", *specials.values()])
+        markers = {i: token for i, token in added.items() if token.special or _is_marker(token.content, written)}
         self._rust.add_special_tokens(
             [
                 AddedToken(
@@ -93,7 +99,8 @@ class FastTokenizer:
     @property
     def largest_text_token(self) -> int:
         """The largest token id that text can give."""
-        return max(i for i in self._rust.get_vocab(with_added_tokens=True).values() if i not in self._control)
+        vocabulary: dict[str, int] = self._rust.get_vocab(with_added_tokens=True)
+        return max(i for i in vocabulary.values() if i not in self._control)
 
     def opening(self, text: str) -> list[int]:
         self._rust.encode_special_tokens = False
@@ -163,11 +170,11 @@ class FastTokenizer:
         return list(full[:start])
 
 
-def _is_marker(content: str, template: str) -> bool:
-    """Whether an added token is a sign to the model rather than text: anything but blanks or a bare word, or whatever
-    the template itself writes."""
+def _is_marker(content: str, written: str) -> bool:
+    """Whether an added token is a sign to the model rather than text: anything but blanks, a bare word or an HTML tag,
+    and of these too what is `written` by the template or named as a special token."""
     text = content.strip()
-    return bool(text) and (not text.isalnum() or text in template)
+    return bool(text) and (text in written or not (text.isalnum() or HTML.fullmatch(text)))
 
 
 def _special_tokens(folder: Path, config: dict[str, Any]) -> dict[str, str]:

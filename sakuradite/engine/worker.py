@@ -43,11 +43,11 @@ class Worker:
         self._inbox: SimpleQueue[tuple[str, Job | None]] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"model {config.model}", daemon=True)
         self._large: deque[Job] = deque()
-        self._loaded: Callable[[ModelCapabilities | Exception], None] = lambda result: None
+        self._loaded: Callable[[ModelCapabilities | SakuraditeError], None] = lambda result: None
         self.tokens = 0
         """Prompt tokens compiled and not yet answered."""
 
-    def start(self, loaded: Callable[[ModelCapabilities | Exception], None]) -> None:
+    def start(self, loaded: Callable[[ModelCapabilities | SakuraditeError], None]) -> None:
         """Load; `loaded` is called on the thread with the capabilities, or with why there is no model."""
         self._loaded = loaded
         self._thread.start()
@@ -89,16 +89,10 @@ class Worker:
             self._scorer = Scorer(backend, self._queue, self._compiler.head, self._config.model)
             mass = probe(self._compiler, self._queue, self._scorer, backend)
             found = capabilities(self._config, backend, allowed, mass, tokenizer.warnings)
-        except Exception as error:
-            if not isinstance(error, SakuraditeError):
-                logger.exception("loading %s failed", self._config.model)
-                cause = error.__cause__ if isinstance(error, ModelLost) and error.__cause__ else error
-                error = ModelLoadFailedError(
-                    f"{self._config.model} could not be loaded: {type(cause).__name__}: {cause}"
-                )
+        except BaseException as error:  # a panic in Rust is no Exception
             if backend is not None:
                 backend.close()
-            self._loaded(error)
+            self._loaded(self._load_failure(error))
             return
         self._loaded(found)
         try:
@@ -109,6 +103,15 @@ class Worker:
             self._lost()
         finally:
             backend.close()
+
+    def _load_failure(self, error: BaseException) -> SakuraditeError:
+        """What the caller of a failed load gets, without the frames that would keep half-loaded weights alive."""
+        if not isinstance(error, SakuraditeError):
+            logger.error("loading %s failed", self._config.model, exc_info=error)
+            cause = error.__cause__ if isinstance(error, ModelLost) and error.__cause__ else error
+            return ModelLoadFailedError(f"{self._config.model} could not be loaded: {type(cause).__name__}: {cause}")
+        error.__cause__ = error.__context__ = None
+        return error.with_traceback(None)
 
     def _receive(self) -> bool:
         """Take in what has come, waiting only when there is nothing to do. False means to stop."""

@@ -21,6 +21,7 @@ type Headers = Mapping[bytes, bytes]
 READ_TIMEOUT = 30.0  # seconds without a byte of the body; a caller that stalls would hold a place for ever
 MIN_ZSTD_WINDOW = 8 << 20  # what RFC 9659 lets an HTTP sender use
 ZSTD_SLICE = 512  # compressed bytes at a time: at most 16 MiB can come out of them before the limit is looked at
+MAX_PART_HEAD = 4096  # bytes of a part's own headers
 MAX_PARTS = 64  # of a multipart form: a request and its images need nine
 
 
@@ -182,7 +183,7 @@ def read_parts(body: bytes, content_type: str) -> list[Part]:
     parts = []
     for piece in pieces[1:-1]:
         head, gap, content = piece.partition(b"\r\n\r\n")
-        name = PART_NAME.search(head)
+        name = PART_NAME.search(head) if len(head) <= MAX_PART_HEAD else None
         if not gap or name is None:
             raise invalid(("body",), "A part of the multipart form has no name", "multipart_invalid")
         parts.append(Part(name[1].decode(errors="replace"), content))

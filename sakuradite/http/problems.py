@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,7 +16,9 @@ type Loc = tuple[str | int, ...]
 
 MAX_PROBLEMS = 50  # of one answer: a request of 400 wrong questions needs no list of 400
 MAX_KEY_CHARACTERS = 256  # of one part of a location: a key may be as long as the body
+MAX_READ = 3000  # errors of pydantic that are looked at
 SHOWN_IN_MESSAGE = 3
+LOCATION_PARTS = 6  # of a place deep inside content
 
 CONTENT_TYPES = {"string_type", "dict_type", "list_type"}
 """The branches of a union of text, object and list: wrong in all of them is one problem, not three."""
@@ -91,13 +94,14 @@ def refusal(problems: Iterable[FieldProblem]) -> ValidationError:
 def explain(error: PydanticValidationError, data: Any, root: Loc = ("body",)) -> ValidationError:
     """Pydantic's errors about `data` as one ValidationError: real paths (no union tags), nothing of the values."""
     found: dict[Loc, list[tuple[str, str]]] = {}
-    for entry in error.errors(include_url=False, include_input=False):
+    for entry in error.errors(include_url=False, include_input=False)[:MAX_READ]:
         loc, type_, msg = _entry(entry, data)
         found.setdefault(root + loc, []).append((type_, msg))
     problems = []
+    outer = {loc[:i] for loc in found for i in range(len(loc))}
     for loc, entries in found.items():
         kinds = {type_ for type_, _ in entries}
-        if kinds <= CONTENT_TYPES and any(len(other) > len(loc) and other[: len(loc)] == loc for other in found):
+        if kinds <= CONTENT_TYPES and loc in outer:
             continue  # the other branch of the union got further
         if len(kinds) > 1 and kinds <= CONTENT_TYPES:
             names = {"string_type": "text", "dict_type": "a JSON object", "list_type": "a JSON list"}
@@ -145,3 +149,16 @@ def _real(loc: Loc, data: Any, type_: str) -> Loc:
             continue
         real.append(part)
     return tuple(real)
+
+
+def refuse_infinite(value: Any, loc: Loc) -> None:
+    """Raise ValidationError for a number that overflowed to infinity."""
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise invalid(loc, "Numbers must be finite", "finite_number")
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            refuse_infinite(item, (*loc, key) if len(loc) <= LOCATION_PARTS else loc)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            refuse_infinite(item, (*loc, index) if len(loc) <= LOCATION_PARTS else loc)

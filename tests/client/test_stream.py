@@ -153,8 +153,8 @@ def test_a_broken_stream_is_a_transport_error(raw: Raw, frames: list[bytes], mes
     with Sakuradite(MODEL, base_url=server.url) as client:
         stream = None
         with pytest.raises(TransportError, match=message):
-            stream = client.decide("x", Q, stream=True)
-            list(stream)
+            for _ in (stream := client.decide("x", Q, stream=True)):
+                pass
     if stream is not None and "after its complete" not in message:
         assert not hasattr(stream, "result")
     assert len(server.requests) == 1
@@ -171,9 +171,9 @@ def test_a_connection_that_breaks_mid_frame_is_a_transport_error(raw: Raw) -> No
 
 
 def test_no_stream_at_all_is_a_transport_error(raw: Raw) -> None:
-    with Sakuradite(MODEL, base_url=raw([reply(200, {})]).url) as client:
-        with pytest.raises(TransportError, match="did not answer with a stream"):
-            client.decide("x", Q, stream=True)
+    url = raw([reply(200, {})]).url
+    with Sakuradite(MODEL, base_url=url) as client, pytest.raises(TransportError, match="did not answer with a stream"):
+        client.decide("x", Q, stream=True)
 
 
 def test_comments_between_frames_are_nothing(raw: Raw) -> None:
@@ -223,7 +223,7 @@ async def test_two_tasks_cannot_read_one_stream(scripted: Callable[..., Served])
         stream = await client.decide("x", QUESTIONS, stream=True)
         reader = aiter(stream)
         await anext(reader)
-        first = asyncio.create_task(anext(reader))  # type: ignore[arg-type]
+        first = asyncio.create_task(anext(reader))
         await asyncio.sleep(0.05)
         with pytest.raises(ConfigurationError, match="already has a consumer"):
             await anext(reader)

@@ -501,13 +501,38 @@ async def test_load_errors_keep_their_class(model: str, settings: dict[str, Any]
     await engine.stop(drain=0)
 
 
-async def test_an_unexpected_load_error_names_its_class() -> None:
+class Panic(BaseException):
+    """Rust's panics are no Exception."""
+
+
+@pytest.mark.parametrize("error", [KeyError("model.embed_tokens.weight"), Panic("model.embed_tokens.weight")])
+async def test_an_unexpected_load_error_names_its_class(error: BaseException) -> None:
     def load(config: ModelConfig, checkpoint: Path | None) -> tuple[Tokenizer, Backend]:
-        raise KeyError("model.embed_tokens.weight")
+        raise error
 
     engine = Engine(ModelConfig(model="a/model"), None, load=load)
-    with pytest.raises(ModelLoadFailedError, match=r"a/model could not be loaded: KeyError: 'model.embed_tokens"):
+    with pytest.raises(
+        ModelLoadFailedError, match=rf"a/model could not be loaded: {type(error).__name__}: .*model\.embed"
+    ):
         await engine.start()
+
+
+async def test_a_failed_load_keeps_no_weights_alive() -> None:
+    class Weights:
+        """Something large that was half loaded."""
+
+    def load(config: ModelConfig, checkpoint: Path | None) -> tuple[Tokenizer, Backend]:
+        weights = Weights()
+        try:
+            raise OSError(weights)
+        except OSError:
+            raise UnsupportedModelError("no such layout") from None
+
+    engine = Engine(ModelConfig(model="a/model"), None, load=load)
+    with pytest.raises(UnsupportedModelError):
+        await engine.start()
+    gc.collect()
+    assert not [item for item in gc.get_objects() if isinstance(item, Weights)]
 
 
 async def test_a_model_that_cannot_run_a_forward_fails_its_load_with_the_cause() -> None:

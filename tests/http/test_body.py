@@ -222,6 +222,28 @@ def test_bytes_of_all_bodies_together_are_bounded(small: Served) -> None:
     assert admission.bytes == 0
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"model":"M","state":"' + b'\\"' * 500_000,
+        b'{"model":"M","state":"' + b"\\\\" * 500_000 + b"\\",
+        b'{"model":"M","state":' + b'"a",' * 250_000,
+        b"{" + b'"a":{' * 90 + b'"' * 900_000,
+    ],
+)
+def test_what_is_wrong_is_found_without_looking_twice(open_server: Served, content: bytes) -> None:
+    """A megabyte that is read again from each of its quotes would take hours."""
+    assert post(open_server, content).status_code == 422
+
+
+def test_the_heads_of_parts_are_short(open_server: Served) -> None:
+    head_ = b"--b\r\n" + b"content-disposition: form-data;" * 300_000
+    response = post(
+        open_server, head_ + b"\r\n\r\nx\r\n--b--", "/v1/systemone", content_type="multipart/form-data; boundary=b"
+    )
+    assert response.status_code == 422
+
+
 def test_one_bad_row_does_not_fail_the_others(open_server: Served) -> None:
     long = native({"q": {"type": "noul", "instructions": "x" * 9000}})
     with ThreadPoolExecutor(3) as pool:

@@ -181,7 +181,7 @@ def test_only_documented_answers(path: str, body: bytes, headers: dict[bytes, by
 
 
 @pytest.mark.slow
-@settings(max_examples=20_000, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=5_000, deadline=None, suppress_health_check=list(HealthCheck))
 @given(path=PATHS, body=bodies, headers=HEADERS, pieces=st.integers(1, 3))
 def test_only_documented_answers_for_long(path: str, body: bytes, headers: dict[bytes, bytes], pieces: int) -> None:
     check(path, encoded(body, headers), headers, pieces)

@@ -80,16 +80,21 @@ def test_integers_of_any_size_reach_the_prompt_digit_for_digit(scripted: Callabl
     assert state == f'{{"id":{huge},"z":{-(10**400)}}}'
 
 
+INFINITE = ["body", "questions", "q", "instructions", 0]
+
+
 @pytest.mark.parametrize(
     ("text", "loc"),
     [
         (b'{"model":"M","state":{"a":NaN},"questions":{}}', ["body", "state", "a"]),
         (b'{"model":"M","state":{"a":1e999},"questions":{}}', ["body", "state", "a"]),
         (b'{"model":"M","state":{"a":[0,-Infinity]},"questions":{}}', ["body", "state", "a", 1]),
-        (b'{"model":"M","state":[1' + b"0" * 400 + b".5]}", ["body", "state", 0]),
+        (b'{"model":"M","state":[1' + b"0" * 400 + b'.5],"questions":{}}', ["body", "state", 0]),
+        (b'{"model":"M","state":"","questions":{"q":{"type":"noul","instructions":[-1e999]}}}', INFINITE),
     ],
 )
 def test_numbers_must_be_finite(client: httpx.Client, text: bytes, loc: list[Any]) -> None:
+    text = text.replace(b'"questions":{}', b'"questions":{"q":{"type":"noul","instructions":"x"}}')
     for path in ("/v1/decisions", "/v1/systemone"):
         problem = first(post(client, text, path))
         assert (problem["type"], problem["loc"]) == ("finite_number", loc)

@@ -35,6 +35,13 @@ def test_unknown_fields_at_the_top_are_ignored_and_aliases_resolve(client: httpx
     assert response.headers["content-type"] == "application/json"
 
 
+def test_numbers_in_ignored_fields_must_be_finite_too(client: httpx.Client) -> None:
+    body = json.dumps(native(x=[0])).replace("[0]", "[1e999]")
+    response = client.post("/v1/systemone", content=body, headers={"content-type": "application/json"})
+    assert response.status_code == 422
+    assert response.json()["detail"][0]["loc"] == ["body", "x", 0]
+
+
 @pytest.mark.parametrize(
     ("question", "path"),
     [
@@ -94,6 +101,22 @@ def test_a_placeholder_is_replaced_wherever_it_stands_in_a_string(seeing: tuple[
     answer = response.json()["answers"]
     assert answer["s"]["legend"] == {"0": "<ab>", "1": "x"}
     assert list(answer["c"]["probabilities"]) == ["<a>", "none"]
+
+
+def test_longer_placeholders_win_and_markers_are_left_alone(seeing: tuple[httpx.Client, Any]) -> None:
+    client, gateway = seeing
+    names = ["1", "<1>", "a", ":", "<"]
+    assets = dict.fromkeys(names, INLINE)
+    assert post(client, native(state="x<1>1a:<y", assets=assets)).status_code == 200
+    assert gateway.requests[0].state == ("x", 1, 0, 2, 3, 4, "y")
+
+
+def test_many_near_misses_of_a_placeholder_take_no_time(seeing: tuple[httpx.Client, Any]) -> None:
+    client, gateway = seeing
+    name = "a" * 100_000 + "b"
+    response = post(client, native(state="a" * 4_000_000 + name, assets={name: INLINE}))
+    assert response.status_code == 200
+    assert gateway.requests[0].state == ("a" * 4_000_000, 0)
 
 
 def test_a_state_that_is_an_image_alone(seeing: tuple[httpx.Client, Any]) -> None:

@@ -17,7 +17,7 @@ from safetensors import safe_open
 from sakuradite.engine.mlx import runtime
 from sakuradite.engine.torch import loading
 from sakuradite.errors import ModelAccessDeniedError, ModelNotFoundError, OfflineMissingError, UnsupportedModelError
-from sakuradite.hub import registry, support, weights
+from sakuradite.hub import gguf, registry, smollm2, support, weights
 from sakuradite.hub.inspect import inspect
 from sakuradite.hub.remote import Hub
 from sakuradite.hub.store import Store
@@ -337,3 +337,46 @@ def test_errors_are_those_of_a_pull(home: Path, standin: StandIn) -> None:
         look(home, standin)
     with pytest.raises(ModelNotFoundError, match="has no revision 'v2'"):
         look(home, standin, revision="v2")
+
+
+@pytest.mark.parametrize("refusal", [None, "its tokenizer cannot be rebuilt exactly"])
+def test_a_gguf_file(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: str | None) -> None:
+    (path := tmp_path / "q4.gguf").write_bytes(b"GGUF")
+    facts = gguf.GGUFFacts(
+        architecture="LlamaForCausalLM", model_type="llama", context_length=8192, vocabulary_size=49152,
+        quantization="Q4_1", dtype="bfloat16", weight_bytes=100, parameters=200, tokenizer="smollm",
+        chat_template=True, refusal=refusal,
+    )  # fmt: skip
+    monkeypatch.setattr(gguf, "inspect", lambda path: facts)
+    found = inspect(str(path), home=home)
+    assert found == Inspection(
+        model=str(path),
+        architecture="LlamaForCausalLM",
+        model_type="llama",
+        context_length=8192,
+        vocabulary_size=49152,
+        dtype="bfloat16",
+        quantization="Q4_1",
+        weight_bytes=100,
+        parameters=200,
+        tokenizer="smollm",
+        chat_template=True,
+        prefix_reuse="packed: full attention in every layer" if refusal is None else None,
+        backends=found.backends,
+        files={"q4.gguf": 4},
+    )
+    assert found.backends["torch"] == BackendSupport(supported=refusal is None, reason=refusal)
+
+
+def test_the_packaged_gguf_file(home: Path) -> None:
+    found = inspect(str(smollm2.packaged_file()), home=home)
+    assert (found.model_type, found.parameters, found.tokenizer) == ("llama", 134_515_008, "smollm")
+    assert found.backends["torch"].supported
+
+
+def test_other_files_and_revisions_of_local_things(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "weights.bin").write_bytes(b"x")
+    with pytest.raises(UnsupportedModelError, match=r"neither a checkpoint folder nor a \.gguf file"):
+        inspect(str(tmp_path / "weights.bin"), home=home)
+    with pytest.raises(UnsupportedModelError, match="has no revisions"):
+        inspect(str(tmp_path), revision="main", home=home)

@@ -1,4 +1,4 @@
-"""Putting a backend together: device and dtype, weights, a layout that its configuration allows and the probe confirms."""
+"""Putting a backend together: device, dtype, weights, and a layout that a configuration allows and a probe confirms."""
 
 from __future__ import annotations
 

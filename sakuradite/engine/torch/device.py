@@ -71,7 +71,7 @@ def _mps_has_bfloat16() -> bool:
 
 
 def set_threads(config: ModelConfig) -> int:
-    """Give torch its CPU threads and return their number: OMP_NUM_THREADS, else the replica's `num_cpus`, else all cores.
+    """Give torch its threads and return how many: OMP_NUM_THREADS, else the replica's `num_cpus`, else all cores.
 
     All cores are those this process may run on, which in a container or under taskset are fewer than the machine has.
     """

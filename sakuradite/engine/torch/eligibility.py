@@ -32,7 +32,7 @@ class Decision:
 
 
 def decide(config: Any, dtype: torch.dtype, pluggable: bool) -> Decision:
-    """The layout for a model's (text) configuration. `pluggable`: its attention can be given by Transformers' interface.
+    """The layout for a model's (text) configuration. `pluggable`: Transformers' interface can give its attention.
 
     packed for full and sliding attention; cloned for validated hybrids, except in bfloat16; padded for all others.
     """
@@ -60,14 +60,16 @@ def _recurrent(config: Any, kinds: list[str], bfloat16: bool) -> Decision:
     if config.model_type not in VALIDATED_HYBRIDS:
         return Decision("padded", f"its {names} layers are not among the validated hybrid layouts")
     if bfloat16:
-        return Decision("padded", f"its {names} layers keep the plain path in bfloat16; float16 or float32 reuse prefixes")
+        return Decision(
+            "padded", f"its {names} layers keep the plain path in bfloat16; float16 or float32 reuse prefixes"
+        )
     if Rotary(config).boundary is not None:
         return Decision("padded", f"its {names} layers stand beside rotary frequencies that depend on the length")
     return Decision("cloned", f"a validated hybrid layout with {names} layers")
 
 
 def layer_kinds(config: Any) -> set[str]:
-    """The kinds of layers that a configuration describes; "recurrent" where settings say so and no list of layers does."""
+    """The kinds of layers that a configuration describes; "recurrent" where only settings say so."""
     listed = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
     kinds = set(listed or ())
     if not kinds:

@@ -45,7 +45,7 @@ def to_device(values: Sequence[Any], device: torch.device) -> Tensor:
 
 
 def read(logits: Tensor, wanted: Sequence[Wanted]) -> list[np.ndarray[Any, np.dtype[np.float32]] | APIError]:
-    """Log-probabilities, for each wanted position of logits [positions, vocabulary]; an error where they are no numbers.
+    """Log-probabilities at the wanted positions of logits [positions, vocabulary]; an error where they are no numbers.
 
     log-softmax in float32 over the whole vocabulary, then the wanted entries: only those leave the device.
     """

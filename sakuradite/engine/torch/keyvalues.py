@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -18,7 +16,7 @@ class KeyValues:
 
     def __init__(self, capacity: int, head: KeyValues | None = None) -> None:
         self.capacity = capacity
-        self.filled = 0 if head is None else head.filled
+        self.filled: int = 0 if head is None else head.filled
         self._head = head
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 

@@ -28,7 +28,7 @@ def register() -> None:
 
 
 def layer_window(module: Any, given: int | None) -> int | None:
-    """The sliding window of an attention layer: by the configuration's kind of layer, else as the layer passes it on."""
+    """The sliding window of an attention layer: by its kind in the configuration, else as it passes it on."""
     config = module.config
     window: int | None = given if given is not None else getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
@@ -106,7 +106,13 @@ def _itself(
     """A suffix's, or a whole prompt's, causal attention to itself."""
     n = len(piece.tokens)
     narrow = shape.window is not None and shape.window < n
-    if n <= FLASH_TOKENS and not narrow and shape.softcap is None and k.shape[2] == v.shape[2] and k.device.type == "cpu":
+    if (
+        n <= FLASH_TOKENS
+        and not narrow
+        and shape.softcap is None
+        and k.shape[2] == v.shape[2]
+        and k.device.type == "cpu"
+    ):
         attention.own(query, k, v, shape, out, lse)
     else:
         attention.attend(folded, k, v, shape, out, lse, 0)

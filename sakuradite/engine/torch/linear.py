@@ -20,7 +20,7 @@ EXPECTED_ROWS = 1024  # a hint for the layout; other counts work as well
 
 def available(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether this machine has oneDNN for such weights."""
-    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
@@ -64,7 +64,7 @@ def pack(model: nn.Module) -> int:
 
 
 def product(x: Tensor, weight: Tensor) -> Tensor:
-    """`x @ weight.T` for a dense weight, by the faster of the libraries here. x [n, k], weight [m, k], result [n, m]."""
+    """`x @ weight.T` for a dense weight, by the faster library here. x [n, k], weight [m, k], result [n, m]."""
     if available(x.device, x.dtype):
         return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")  # type: ignore[no-any-return]
     return torch.nn.functional.linear(x, weight)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import logging
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +40,7 @@ def read_config(checkpoint: Path) -> Any:
 
 
 def check_supported(config: Any, device: torch.device) -> None:
-    """Raise UnsupportedModelError for what cannot be loaded natively: no causal language model, packed MXFP4 off CUDA."""
+    """Raise UnsupportedModelError for what cannot be loaded natively: no causal language model, MXFP4 off CUDA."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
@@ -62,7 +62,7 @@ def quantization(config: Any) -> str | None:
 
 
 def missing_for_mxfp4(device: torch.device) -> str | None:
-    """What native MXFP4 needs and is not here: a CUDA device of compute capability 7.5, Triton, the `kernels` package."""
+    """What native MXFP4 needs and is not here: CUDA with compute capability 7.5, Triton, `kernels`."""
     import torch
 
     if device.type != "cuda":
@@ -70,7 +70,7 @@ def missing_for_mxfp4(device: torch.device) -> str | None:
     if torch.cuda.get_device_capability(device) < (7, 5):
         return "the GPU's compute capability is below 7.5"
     for package in ("triton", "kernels"):
-        if importlib.util.find_spec(package) is None:
+        if find_spec(package) is None:
             return f"the package {package!r} is not installed"
     return None
 
@@ -96,6 +96,7 @@ def load_model(checkpoint: Path, config: Any, device: torch.device, dtype: torch
     Raises InsufficientResourcesError when it does not fit, ModelLoadFailedError when files are missing or broken.
     """
     import torch
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 
@@ -104,7 +105,7 @@ def load_model(checkpoint: Path, config: Any, device: torch.device, dtype: torch
     if not weights:
         raise ModelLoadFailedError(f"{checkpoint} holds no *.safetensors file; other weight formats are not read")
     options: dict[str, Any] = {"dtype": dtype, "config": config}
-    if device.type != "cpu" and importlib.util.find_spec("accelerate") is not None:
+    if device.type != "cpu" and find_spec("accelerate") is not None:
         options["device_map"] = {"": device}  # straight to the device, without a second copy in main memory
     try:
         model = AutoModelForCausalLM.from_pretrained(
@@ -116,5 +117,5 @@ def load_model(checkpoint: Path, config: Any, device: torch.device, dtype: torch
         raise InsufficientResourcesError(f"{weights / 2**30:.1f} GiB of weights do not fit on {device}") from error
     except ImportError as error:
         raise UnsupportedModelError(f"the checkpoint needs a package that is not installed: {error}") from error
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
         raise ModelLoadFailedError(f"Transformers could not load the checkpoint: {error}") from error

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from sakuradite.engine.torch.keyvalues import KeyValues
 from sakuradite.engine.torch.rotary import Regime
 
+
 @dataclass(slots=True, eq=False)
 class Piece:
     """`tokens` at `position`… of one prompt. `store` holds what stands before them; `writes`: they belong into it."""

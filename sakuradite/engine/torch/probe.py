@@ -13,7 +13,7 @@ import torch
 from sakuradite.engine.backend import Prefix, Read, Row
 from sakuradite.engine.torch.backend import LayoutScorer
 
-HEAD, STATE, QUESTIONS = 9, 24, (7, 12)  # tokens
+HEAD, STATE, QUESTIONS = 9, 24, (11, 12)  # tokens; two questions near enough in length to share a batch
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.15}
 """Largest difference of a probability. A missing or misplaced prefix moves probabilities by far more; rounding less."""
 PROBED_TOKENS = 512  # vocabulary entries compared

@@ -27,10 +27,11 @@ class Rotary:
             s.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)
             for s in sets
             if s.get("rope_type") in ("longrope", "dynamic")
-        } - {None}
+        }
+        known: list[int] = [boundary for boundary in boundaries if boundary]
         self.boundary: int | None = None
-        if boundaries or self.dynamic:
-            self.boundary = min(boundaries, default=config.max_position_embeddings)
+        if known or self.dynamic:
+            self.boundary = min(known, default=config.max_position_embeddings)
 
     def regime(self, tokens: int) -> Regime:
         """The regime of a complete input of so many tokens."""
@@ -43,10 +44,12 @@ class Rotary:
         return self.boundary if regime == 1 and not self.dynamic else None
 
     def reset(self, model: torch.nn.Module) -> None:
-        """Forget frequencies that grew with earlier, longer inputs; without this a row answers by what ran before it."""
+        """Forget frequencies that grew with earlier, longer inputs: a row must not answer by what ran before it."""
         if not self.dynamic:
             return
+        module: Any
         for module in model.modules():
             if hasattr(module, "original_inv_freq") and hasattr(module, "max_seq_len_cached"):
-                module.register_buffer("inv_freq", module.original_inv_freq.to(module.inv_freq.device), persistent=False)  # type: ignore[operator, union-attr]
+                original = module.original_inv_freq.to(module.inv_freq.device)
+                module.register_buffer("inv_freq", original, persistent=False)
                 module.max_seq_len_cached = module.original_max_seq_len

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sakuradite.errors import APIError, FieldProblem, ValidationError, error_from_record
-from sakuradite.http.problems import Loc, dotted, invalid, problem
+from sakuradite.http.problems import Loc, dotted, invalid, problem, refuse_infinite
 from sakuradite.questions import Choice, Content, Noul, NoulCriteria, Score, question_record, render
 from sakuradite.records import Prose, QuestionRecord, RowAnswer, RowFailure
 
@@ -56,17 +56,13 @@ def placed(error: APIError, loc: Loc) -> APIError:
     return error
 
 
-def located[T](make: Callable[[], T], loc: Loc) -> T:
-    """What `make` returns; a ValueError of it becomes a ValidationError at `loc`."""
-    try:
-        return make()
-    except ValueError as error:
-        raise invalid(loc, str(error)) from None
-
-
 def content(value: Content, loc: Loc) -> Prose:
     """A piece of content as the model reads it. Raises ValidationError at `loc`."""
-    return located(lambda: (render(value),), loc)
+    try:
+        return (render(value),)
+    except ValueError as error:
+        refuse_infinite(value, loc)  # which can tell the place
+        raise invalid(loc, str(error)) from None
 
 
 def record(question: Noul | Choice | Score, loc: Loc) -> QuestionRecord:

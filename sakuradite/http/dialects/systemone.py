@@ -17,7 +17,7 @@ from sakuradite.errors import InvalidRequestError
 from sakuradite.http.body import Part, read_parts
 from sakuradite.http.dialects import Ask, content, record
 from sakuradite.http.dialects.native import KeyedAsk, QuestionId
-from sakuradite.http.problems import dotted, explain, invalid
+from sakuradite.http.problems import dotted, explain, invalid, refuse_infinite
 from sakuradite.http.reading import read_json
 from sakuradite.images import MAX_IMAGES, ImageError, check_image, from_base64
 from sakuradite.questions import Choice, Content, Noul, NoulCriteria, Score
@@ -97,6 +97,8 @@ def parse(body: bytes, content_type: str) -> Ask:
         request = SystemOneRequest.model_validate(data)
     except PydanticValidationError as error:
         raise explain(error, data) from None
+    for key in data.keys() - SystemOneRequest.model_fields.keys():  # ignored, but still JSON
+        refuse_infinite(data[key], ("body", key))
     names = tuple(request.assets or ())
     images = _images(request.assets or {}, parts)
     shown = Placeholders(names)
@@ -155,28 +157,40 @@ class Placeholders:
     """
 
     def __init__(self, names: Sequence[str]) -> None:
-        self.numbers = {name: i for i, name in enumerate(names)}
+        self.numbers = sorted(((name, i) for i, name in enumerate(names)), key=lambda n: len(n[0]), reverse=True)
         self.used: set[int] = set()
-        longest_first = sorted(names, key=len, reverse=True)
-        self.pattern = re.compile("|".join(map(re.escape, longest_first))) if names else None
         self.nonce = secrets.token_hex(8)
         self.marker = re.compile(rf"<{self.nonce}:(\d)>")
 
     def mark(self, value: Any) -> Any:
         """The same content with markers in its strings; keys stay as they are."""
-        if self.pattern is None:
+        if not self.numbers:
             return value
         if isinstance(value, str):
-            return self.pattern.sub(self._marker, value)
+            return self._mark_text(value)
         if isinstance(value, dict):
             return {key: self.mark(item) for key, item in value.items()}
         if isinstance(value, list):
             return [self.mark(item) for item in value]
         return value
 
+    def _mark_text(self, text: str) -> str:
+        """Longer placeholders first. Split, not searched by a pattern: its time must not depend on what is in there."""
+        pieces = [text]  # every second one is a marker
+        for name, i in self.numbers:
+            cut: list[str] = []
+            for at, piece in enumerate(pieces):
+                if at % 2:
+                    cut.append(piece)
+                    continue
+                for j, part in enumerate(piece.split(name)):
+                    cut += [f"<{self.nonce}:{i}>", part] if j else [part]
+            pieces = cut
+        return "".join(pieces)
+
     def marked(self, question: Noul | Choice | Score) -> Noul | Choice | Score:
         """The same question with markers in its instructions and criteria."""
-        if self.pattern is None:
+        if not self.numbers:
             return question
         match question:
             case Noul(criteria=sides):
@@ -189,7 +203,7 @@ class Placeholders:
 
     def prose(self, text: Prose) -> Prose:
         """Rendered text with images in the place of markers."""
-        if self.pattern is None:
+        if not self.numbers:
             return text
         pieces: list[str | int] = []
         for part in text:
@@ -203,13 +217,10 @@ class Placeholders:
 
     def question(self, question: QuestionRecord) -> QuestionRecord:
         """A question's record with images in the place of markers."""
-        if self.pattern is None:
+        if not self.numbers:
             return question
         return QuestionRecord(
             question.kind,
             question.instructions and self.prose(question.instructions),
             tuple(Candidate(c.name, c.description and self.prose(c.description)) for c in question.candidates),
         )
-
-    def _marker(self, match: re.Match[str]) -> str:
-        return f"<{self.nonce}:{self.numbers[match[0]]}>"

@@ -149,6 +149,43 @@ WORDINGS = {
             reply_noul="Going by the text, is it true? Answer {} or {}.",
         ),
         replace(BASE, name="noul-correct", ask_noul="Claim: {}", noul=None, noul_names=("correct", "incorrect")),
+        replace(
+            BASE, name="noul-turned-only-if", noul_turned=True, reply_noul="Answer {}, or {} only if the text says so."
+        ),
+        replace(
+            BASE,
+            name="noul-unless",
+            noul_turned=True,
+            reply_noul="Answer {} unless the text clearly shows that it is {}.",
+        ),
+        replace(
+            BASE, name="noul-support", ask_noul="Claim: {}", reply_noul="Does the text support this? Answer {} or {}."
+        ),
+        replace(
+            BASE,
+            name="noul-support-turned",
+            noul_turned=True,
+            ask_noul="Claim: {}",
+            reply_noul="Does the text support this? Answer {} or {}.",
+        ),
+        replace(
+            BASE,
+            name="noul-tf-turned",
+            noul_turned=True,
+            ask_noul="Statement: {}",
+            noul=("True", "False"),
+            reply_noul="Answer {} or {}.",
+        ),
+        replace(
+            BASE,
+            name="noul-if-supports",
+            reply_noul="Answer {} if the text supports this, {} if the text contradicts it or does not say.",
+        ),
+        replace(BASE, name="noul-quoted", ask_noul='According to the text, is this true?\n"{}"'),
+        replace(
+            BASE, name="noul-quoted-turned", noul_turned=True, ask_noul='According to the text, is this true?\n"{}"'
+        ),
+        replace(BASE, name="noul-cue-text", cue="According to the text, the answer is"),
         replace(BASE, name="noul-lower", noul=("yes", "no")),
         # words around the options
         replace(BASE, name="letter-reply", reply="Answer with the letter of the best option."),

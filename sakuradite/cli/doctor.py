@@ -183,8 +183,11 @@ def _daemon(place: Place) -> Iterator[Finding]:
                 advice = "use the daemon's home, or set SAKURADITE_ADMIN_KEY"
                 yield Finding("admin key", "problem" if error.status != 401 else "note", str(error), advice)
     except TransportError as error:
-        yield Finding("daemon", "note", str(error))
-        yield from _port(url)
+        if error.sent:
+            yield Finding("daemon", "problem", str(error), "something else may be listening there")
+        else:
+            yield Finding("daemon", "note", str(error))
+            yield from _port(url)
     except SakuraditeError as error:
         yield Finding("daemon", "problem", str(error))
 

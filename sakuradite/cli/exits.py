@@ -44,12 +44,14 @@ def run(arguments: Sequence[str] | None = None) -> int:
         where = context.command_path if context is not None else "sakuradite"
         return fail(f"{error.format_message()} (see {where} --help)", USAGE)
     except typer.Exit as end:
-        return end.exit_code
+        code = end.exit_code
     except (typer.Abort, KeyboardInterrupt):
         return fail("interrupted", INTERRUPTED)
     except BrokenPipeError:  # the reader of our output went away, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
+    if code == INTERRUPTED:  # what typer makes of a KeyboardInterrupt
+        return fail("interrupted", INTERRUPTED)
     return code if isinstance(code, int) else DONE
 
 

@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,13 +86,17 @@ class Output:
                 raise UsageError("--resume needs the file of an earlier run: add --output FILE")
             self._file: BinaryIO = sys.stdout.buffer
             return
-        if path.exists() and not resume:
+        if path.exists() and path.stat().st_size and not resume:
             raise UsageError(f"{path} exists; add --resume to go on with it, or remove it")
         try:
             self._file = path.open("r+b" if path.exists() else "x+b")
         except OSError as error:
             raise UsageError(f"{path}: {error.strerror}") from None
-        self._recover()
+        try:
+            self._recover()
+        except UsageError:
+            self.close()
+            raise
 
     def _recover(self) -> None:
         """Find what is done, and cut off a last line that was not written to its end."""
@@ -153,6 +158,7 @@ async def decide_lines(client: AsyncClient, lines: Lines, output: Output) -> int
             output.write({"line": number, "input": digest.hex(), **_fields(found)})
             failed += isinstance(found, SakuraditeError)
             told(read, failed)
+    print(f"{told.rows} lines done, {failed} refused", file=sys.stderr)
     return failed
 
 
@@ -169,11 +175,23 @@ async def _standard_input() -> AsyncIterator[tuple[int, bytes]]:
     loop = asyncio.get_running_loop()
     lines: asyncio.Queue[tuple[int, bytes] | None] = asyncio.Queue(LINES_AHEAD)
 
+    def put(item: tuple[int, bytes] | None) -> bool:
+        """Hand a line over, waiting for room; False once nobody takes lines any more."""
+        waiting = lines.put(item)
+        try:
+            asyncio.run_coroutine_threadsafe(waiting, loop).result()
+        except RuntimeError:  # the loop is closed
+            waiting.close()
+            return False
+        except CancelledError:
+            return False
+        return True
+
     def read() -> None:
         for number, line in enumerate(sys.stdin.buffer, 1):
-            if line.strip():
-                asyncio.run_coroutine_threadsafe(lines.put((number, line)), loop).result()
-        asyncio.run_coroutine_threadsafe(lines.put(None), loop).result()
+            if line.strip() and not put((number, line)):
+                return
+        put(None)
 
     threading.Thread(target=read, name="standard-input", daemon=True).start()
     while (line := await lines.get()) is not None:
@@ -202,9 +220,7 @@ class Told:
 def _progress() -> Iterator[Told]:
     """Progress over the bytes of standard input, where it is a file; else only a count."""
     if not sys.stderr.isatty():
-        told = Told(_PlainLines())
-        yield told
-        print(f"{told.rows} done, {told.failed} refused", file=sys.stderr)
+        yield Told(_PlainLines())
         return
     from rich.console import Console
     from rich.progress import (

@@ -36,7 +36,10 @@ def _plain(value: Any) -> Any:
 
 
 def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]], empty: str) -> None:
-    """A table that fits the terminal; where stdout is piped, lines of tab-separated values. `empty` says: no rows."""
+    """A table, of as many columns as the terminal has room for; piped, lines of tab-separated values.
+
+    `empty` is what to say in a terminal where there are no rows.
+    """
     rows = list(rows)
     if not is_terminal():
         for row in (headers, *rows) if rows else ():
@@ -47,12 +50,23 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]], empty: st
         return
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, header_style="bold", expand=False)
-    for i, header in enumerate(headers):
-        table.add_column(header, overflow="fold" if i == 0 else "ellipsis", no_wrap=i > 0, ratio=None)
+    terminal = console()
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    columns = _fitting([headers, *rows], terminal.width)
+    for i, header in enumerate(headers[:columns]):
+        table.add_column(header, overflow="fold", no_wrap=i > 0)
     for row in rows:
-        table.add_row(*row)
-    console().print(table)
+        table.add_row(*row[:columns])
+    terminal.print(table)
+
+
+def _fitting(rows: Sequence[Sequence[str]], width: int) -> int:
+    """How many columns, from the left, a terminal has room for; at least two, of which the first may then wrap."""
+    widths = [max(len(row[i]) for row in rows) + 2 for i in range(len(rows[0]))]
+    columns = len(widths)
+    while columns > 2 and sum(widths[:columns]) > width:
+        columns -= 1
+    return columns
 
 
 def print_fields(fields: Iterable[tuple[str, str]]) -> None:

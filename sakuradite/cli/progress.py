@@ -12,7 +12,8 @@ from sakuradite.cli.output import size
 from sakuradite.operations import Operation
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, ProgressColumn
+    from rich.console import RenderableType
+    from rich.progress import Progress
 
 LINE_EVERY = 10.0  # seconds between two plain lines of one phase
 
@@ -30,23 +31,31 @@ def operation_progress(model: str) -> Iterator[Tell]:
         BarColumn,
         DownloadColumn,
         Progress,
+        ProgressColumn,
         SpinnerColumn,
+        Task,
         TextColumn,
         TimeElapsedColumn,
         TimeRemainingColumn,
         TransferSpeedColumn,
     )
     from rich.table import Column
+    from rich.text import Text
+
+    class Counted(ProgressColumn):
+        """A column that stays empty in a phase with nothing to count."""
+
+        def __init__(self, column: ProgressColumn) -> None:
+            self.column = column
+            super().__init__()
+
+        def render(self, task: Task) -> RenderableType:
+            return self.column.render(task) if task.completed or task.total else Text("")
 
     name = TextColumn("{task.fields[model]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"))
-    columns: list[ProgressColumn] = [
-        SpinnerColumn(),
-        name,
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
-        DownloadColumn(),
-    ]
-    columns += [TransferSpeedColumn(), TimeRemainingColumn(), TimeElapsedColumn()]
+    columns: list[ProgressColumn] = [SpinnerColumn(), name, TextColumn("{task.description}"), BarColumn(bar_width=20)]
+    columns += [Counted(column) for column in (DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())]
+    columns.append(TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True, expand=True) as progress:
         yield _Bar(progress, model)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -96,13 +96,18 @@ def run(
     if name is None:
         raise UsageError("no model: name one (sakuradite run MODEL …), or set SAKURADITE_MODEL")
     config = model_config(name, set_, backend=backend, device=device, dtype=dtype, revision=revision, offline=offline)
-    with _client(place, config, local, JSONL_RETRIES if jsonl else 0) as client:
-        if jsonl:
-            _decide_lines(client, Lines(name, asked, field, concurrency, timeout), Output(output, resume))
-        elif stream:
+    if jsonl:
+        lines = Lines(name, asked, field, concurrency, timeout)
+        with closing(Output(output, resume)) as results, _client(place, config, local, JSONL_RETRIES) as client:
+            failed = asyncio.run(decide_lines(client.coroutines(), lines, results))
+        if failed:
+            raise typer.Exit(REFUSED)
+        return
+    with _client(place, config, local, 0) as client:
+        if stream:
             with client.decide(given, asked, images=image or (), stream=True, timeout=timeout, model=name) as events:
                 for event in events:
-                    print_json(event, indent=False)
+                    print_json({"type": event.type, **event.model_dump(mode="json")}, indent=False)
         else:
             result = client.decide(given, asked, images=image or (), timeout=timeout, model=name)
             if table:
@@ -129,17 +134,6 @@ def _client(place: Place, config: ModelConfig, local: bool, retries: int) -> Ite
         if not local:
             ensure_loaded(client, config)
         yield client
-
-
-def _decide_lines(client: SyncClient, lines: Lines, output: Output) -> None:
-    """Decide on the lines of standard input. Raises what ended the run early, with how to go on."""
-    try:
-        failed = asyncio.run(decide_lines(client.coroutines(), lines, output))
-    finally:
-        output.close()
-    if failed:
-        print(f"{failed} lines were refused; their errors are in the output", file=sys.stderr)
-        raise typer.Exit(REFUSED)
 
 
 def ensure_loaded(client: SyncClient, config: ModelConfig) -> None:

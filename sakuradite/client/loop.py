@@ -34,7 +34,16 @@ class Loop:
         try:
             self.loop.run_forever()
         finally:
+            self.loop.run_until_complete(self._end())
             self.loop.close()
+
+    async def _end(self) -> None:
+        """Cancel what no caller waits for any more, as after Ctrl-C."""
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        await self.loop.shutdown_asyncgens()
 
     @property
     def ended(self) -> bool:

@@ -36,7 +36,7 @@ class _Entry(BaseModel):
     id: str
 
 
-class _Ready(BaseModel):
+class ModelNames(BaseModel):
     data: list[_Entry]
 
 
@@ -71,7 +71,7 @@ class Administration:
     async def ready(self) -> Sequence[str]:
         transport = await self._transport()
         data = await self._session.track(transport.call("GET", "/v1/models", "inference"))
-        return [entry.id for entry in parsed(_Ready, data).data]
+        return [entry.id for entry in parsed(ModelNames, data).data]
 
     async def inspect(self, model: str, revision: str | None, offline: bool) -> Inspection:
         return parsed(Inspection, await self.call("POST", "/models/inspect", _target(model, revision, offline)))

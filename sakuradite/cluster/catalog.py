@@ -7,17 +7,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sakuradite.cluster import deploy
+from sakuradite.cluster.declared import DeclaredModels
 from sakuradite.cluster.journal import Journal, ModelRecord
 from sakuradite.cluster.lifecycle import Lifecycle, canonical
 from sakuradite.cluster.table import Entry, Table
 from sakuradite.config import ModelConfig, ServerConfig
-from sakuradite.errors import APIError, ErrorRecord, ModelNotFoundError, NotFoundError, ValidationError
+from sakuradite.errors import (
+    APIError,
+    ErrorRecord,
+    InvalidLifecycleError,
+    ModelNotFoundError,
+    NotFoundError,
+    ValidationError,
+)
 from sakuradite.http.gateway import ResidentModel
 from sakuradite.operations import (
     Alias,
@@ -55,7 +64,9 @@ async def replied(answer: Awaitable[Any]) -> Reply:
 class Catalog:
     """The Serve deployment. `ask` is all of administration, `watch` what routers follow."""
 
-    def __init__(self, settings: dict[str, Any], home: str) -> None:
+    async def __init__(  # type: ignore[misc]  # Serve awaits it; the event loop is needed
+        self, settings: dict[str, Any], home: str
+    ) -> None:
         self._settings = ServerConfig.model_validate(settings)
         self._home = Path(home)
         self._version = 0
@@ -69,6 +80,8 @@ class Catalog:
             self._changed,
             self._published,
         )
+        self._declared = DeclaredModels(self._own_applications, self._changed)
+        self._looking = asyncio.ensure_future(self._declared.follow())
 
     # -- for routers and the daemon
 
@@ -104,7 +117,12 @@ class Catalog:
         return [r.application for r in self._lifecycle.models.values() if r.state in ("ready", "draining")]
 
     async def check_health(self) -> None:
-        """The event loop answers; there is nothing else that could be ill."""
+        """Raises when declared models are no longer looked for."""
+        if self._looking.done():
+            raise RuntimeError("the catalog no longer looks for declared models")
+
+    def _own_applications(self) -> set[str]:
+        return {record.application for record in self._lifecycle.models.values()}
 
     def _changed(self) -> None:
         self._version += 1
@@ -125,16 +143,22 @@ class Catalog:
             model: Entry(record.state, record.application, record.config.timeout, record.config.cold_start)
             for model, record in self._lifecycle.models.items()
         }
-        bare = Table(self._version, entries, dict(self._lifecycle.state.aliases))
+        declared = {m: d for m, d in self._declared.models.items() if m not in entries}
+        for model, found in declared.items():
+            entries[model] = Entry("ready", found.application, found.config.timeout, found.config.cold_start)
+        aliases_set = dict(self._lifecycle.state.aliases)
+        bare = Table(self._version, entries, aliases_set, self._settings.default_model)
         names = bare.names()
+        for model, found in declared.items():
+            aliases = tuple(sorted(a for a, m in names.items() if m == model and a != "default"))
+            resident = ResidentModel(model, found.created, found.capabilities, aliases)
+            entries[model] = dataclasses.replace(entries[model], resident=resident)
         for model, record in self._lifecycle.models.items():
             if record.state == "ready" and record.capabilities is not None:
                 aliases = tuple(sorted(a for a, m in names.items() if m == model and a != "default"))
                 resident = ResidentModel(model, record.created, record.capabilities, aliases)
-                entries[model] = Entry(
-                    record.state, record.application, record.config.timeout, record.config.cold_start, resident
-                )
-        return Table(self._version, entries, bare.aliases)
+                entries[model] = dataclasses.replace(entries[model], resident=resident)
+        return bare
 
     # -- administration
 
@@ -142,7 +166,19 @@ class Catalog:
         stored = await deploy.in_thread(self._stored)
         counts = await deploy.in_thread(replica_counts)
         records = self._lifecycle.models
-        return [self._status(model, records.get(model), stored.get(model), counts) for model in {**records, **stored}]
+        declared = {m: d for m, d in self._declared.models.items() if m not in records}
+        ours = {m: None for m in (*records, *stored) if m not in declared}
+        return [self._status(m, records.get(m), stored.get(m), counts) for m in ours] + [
+            ModelStatus(
+                model=model,
+                status="ready",
+                config=found.config,
+                capabilities=found.capabilities,
+                replicas=counts.get(found.application, (ReplicaCounts(), None))[0],
+                storage=stored.get(model),
+            )
+            for model, found in declared.items()
+        ]
 
     def _stored(self) -> dict[str, StorageStatus]:
         from sakuradite.hub.store import Store
@@ -191,18 +227,27 @@ class Catalog:
     async def _pull(self, model: str, revision: str | None, offline: bool) -> Operation:
         return self._lifecycle.pull(model, revision, offline)
 
+    def _refuse_declared(self, model: str) -> None:
+        if (declared := self._declared.models.get(canonical(model))) is not None:
+            raise InvalidLifecycleError(
+                f"{model} is deployed by the Serve application {declared.application!r}; change that", param="model"
+            )
+
     async def _load(self, config: ModelConfig) -> Operation:
+        self._refuse_declared(config.model)
         operation = self._lifecycle.load(config)
         await self._published()  # so that a decision that comes next hears "loading", not "unknown"
         return operation
 
     async def _unload(self, model: str) -> ModelStatus:
         model = canonical(self._table().names().get(model, model))
+        self._refuse_declared(model)
         await self._lifecycle.unload(model)
         stored = await deploy.in_thread(self._stored)
         return self._status(model, self._lifecycle.models.get(model), stored.get(model), {})
 
     async def _remove(self, model: str) -> Removed:
+        self._refuse_declared(model)
         await self._lifecycle.remove(model)
         return Removed(model=model)
 

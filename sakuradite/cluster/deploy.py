@@ -73,6 +73,12 @@ def submit(name: str, application: Application) -> None:
     )
 
 
+def submit_once(name: str, application: Application) -> None:
+    """`submit`, unless the application is there: submitting it again would replace its replicas."""
+    if name not in applications():
+        submit(name, application)
+
+
 async def wait_until_ready(name: str, calls: ModelCalls) -> ModelCapabilities:
     """The model's capabilities once a replica has answered its probe.
 

@@ -173,9 +173,9 @@ class Lifecycle:
             self._progress(operation_id, Progress(phase="resolving"))
             config = await self._fetch(record, operation_id)
             self._progress(operation_id, Progress(phase="scheduling"))
-            options = await deploy.in_thread(lambda: check_resources(config))
+            options = await deploy.in_thread(lambda: self._options(record, config))
             application = model_application(config, self._home, options=options, drain=self._drain)
-            await deploy.to_the_end(deploy.in_thread(lambda: deploy.submit(record.application, application)))
+            await deploy.to_the_end(deploy.in_thread(lambda: deploy.submit_once(record.application, application)))
             self._progress(operation_id, Progress(phase="loading"))
             calls = ModelCalls(record.application, config.timeout)
             record.capabilities = await deploy.wait_until_ready(record.application, calls)
@@ -198,6 +198,10 @@ class Lifecycle:
         finally:
             if calls is not None:
                 await calls.close()
+
+    def _options(self, record: ModelRecord, config: ModelConfig) -> dict[str, Any]:
+        """What to ask the scheduler for, unless an earlier catalog has asked already."""
+        return {} if record.application in deploy.applications() else check_resources(config)
 
     async def _fetch(self, record: ModelRecord, operation_id: str) -> ModelConfig:
         """The files on this machine, and the configuration with the commit that they are of."""

@@ -43,6 +43,7 @@ class Model:
         self._failed_at = 0.0
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._seconds: dict[str, float] = {}
+        self._created, self._owner = int(time.time()), owner
         set_threads(self._config.num_cpus)
         try:
             await self._load(Path(home))
@@ -59,7 +60,8 @@ class Model:
         clock = time.perf_counter()
         from sakuradite.engine.engine import Engine
 
-        checkpoint = await asyncio.to_thread(_checkpoint, self._config, home)
+        checkpoint, created = await asyncio.to_thread(_checkpoint, self._config, home)
+        self._created = created or self._created
         self._seconds["resolve"] = time.perf_counter() - clock
         clock = time.perf_counter()
         self._engine = Engine(self._config, checkpoint)
@@ -70,11 +72,16 @@ class Model:
         self._failure, self._failed_at = failure, time.monotonic()
 
     async def describe(self) -> dict[str, Any]:
-        """`capabilities` (None where loading failed), `failure` (an ErrorRecord or None), `seconds` by phase, `pid`."""
+        """`capabilities` (None where loading failed), `failure` (an ErrorRecord or None), `config`, `created` (of the
+        checkpoint), `owner` (the job of an embedded client, or None), `seconds` by phase, `pid`.
+        """
         capabilities: ModelCapabilities | None = None if self._failure else self._engine.capabilities
         return {
             "capabilities": capabilities,
             "failure": self._failure,
+            "config": self._config,
+            "created": self._created,
+            "owner": self._owner,
             "seconds": self._seconds,
             "pid": os.getpid(),
         }
@@ -159,13 +166,14 @@ class Model:
             await engine.stop(0.0)
 
 
-def _checkpoint(config: ModelConfig, home: Path) -> Path | None:
-    """The folder or file on this machine. Blocking; a hub model that is missing here is downloaded."""
+def _checkpoint(config: ModelConfig, home: Path) -> tuple[Path | None, int]:
+    """The folder on this machine and its time of release. Blocking; a hub model that is missing here is downloaded."""
     if config.backend == "fake":
-        return None
+        return None, 0
     from sakuradite.hub.resolve import resolve
 
-    return resolve(config.model, revision=config.revision, offline=config.offline, home=home).path
+    found = resolve(config.model, revision=config.revision, offline=config.offline, home=home)
+    return found.path, found.created
 
 
 def set_threads(num_cpus: float | None) -> None:

@@ -26,15 +26,17 @@ class Entry:
 
 @dataclass(frozen=True)
 class Table:
-    """The models by id, in the order in which they were loaded, and the aliases. `version` grows with every change."""
+    """The models by id in the order of loading, and the aliases. `version` grows with every change."""
 
     version: int = 0
     entries: dict[str, Entry] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
+    default_model: str | None = None
+    """The configured one; an alias `default` takes precedence."""
 
     def default(self) -> str | None:
         """The default model: the one that `default` names, else the only or first loaded one."""
-        if (named := self.aliases.get("default")) is not None:
+        if (named := self.aliases.get("default", self.default_model)) is not None:
             return named
         return next((id_ for id_, entry in self.entries.items() if entry.state == "ready"), None)
 

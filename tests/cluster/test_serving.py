@@ -266,7 +266,8 @@ def test_a_killed_process_loses_nothing(deployment: str, daemon: Daemon) -> None
 
     assert eventually(answered)
     assert eventually(lambda: replica(daemon, deployment) != pid)
-    assert daemon.wait(slow)["status"] == "succeeded"
+    ended = daemon.wait(slow)
+    assert ended["status"] == "succeeded", ended
     assert daemon.decide("fake?load=8").status_code == 200
     assert {o["id"] for o in daemon.admin("GET", "/operations").json()} == before
     shown = daemon.status("fake-hard")

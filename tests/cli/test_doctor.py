@@ -1,0 +1,85 @@
+"""`doctor`: what it finds, and what it advises."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Cli, Daemon
+
+
+def findings(cli: Cli, *options: object) -> dict[str, dict[str, Any]]:
+    found = cli(*options, "doctor", "--json").json["findings"]
+    return {finding["subject"]: finding for finding in found}
+
+
+def test_a_healthy_installation(cli: Cli, daemon: Daemon) -> None:
+    found = findings(cli)
+    assert found["platform"]["level"] == "ok"
+    assert "torch" in found["[torch]"]["found"]
+    assert "ready: tiny/fake" in found["daemon"]["found"]
+    assert found["admin key"]["level"] == "ok"
+    assert "SAKURADITE_BASE_URL" in found["settings"]["found"]
+    shown = cli("doctor")
+    assert shown.code == 0
+    assert "ok      platform: Python 3." in shown.out
+
+
+def test_no_daemon_is_a_note_and_its_port_is_looked_at(cli: Cli) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    found = findings(cli, "--base-url", f"http://127.0.0.1:{port}")
+    assert found["daemon"]["level"] == "note"
+    assert found["port"]["found"] == f"{port} is free for: sakuradite serve"
+
+
+def test_something_else_at_the_port_is_a_problem(cli: Cli) -> None:
+    from tests.client.raw import RawServer, reply
+
+    with RawServer([reply(200, b"<html>", "content-type: text/html")]) as other:
+        found = findings(cli, "--base-url", other.url)
+        assert cli("--base-url", other.url, "doctor").code == 1
+    assert found["daemon"]["level"] == "problem"
+
+
+def test_a_wrong_key_says_which(cli: Cli, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SAKURADITE_ADMIN_KEY", "sk-wrong")
+    found = findings(cli)
+    assert found["admin key"]["level"] == "note"
+    assert "SAKURADITE_ADMIN_KEY" in found["admin key"]["advice"]
+
+
+def test_a_home_and_a_key_that_others_can_reach(cli: Cli, daemon: Daemon, home: Path) -> None:
+    home.mkdir()
+    home.chmod(0o777)
+    (home / "admin.key").write_text("sk-admin\n")
+    (home / "admin.key").chmod(0o644)
+    found = findings(cli)
+    assert found["home"] | {"level": "problem"} == found["home"]
+    assert found["home"]["advice"] == f"chmod go-w {home}"
+    assert "can be read by others" in found["admin.key"]["found"]
+    assert cli("doctor").code == 1
+
+
+def test_a_wrong_config_file(cli: Cli, daemon: Daemon, home: Path) -> None:
+    home.mkdir()
+    (home / "config.toml").write_text("modle = 1\n")
+    assert "unknown key 'modle'" in findings(cli)["settings"]["found"]
+
+
+def test_missing_extras_and_old_versions(cli: Cli, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sakuradite.cli import doctor
+
+    monkeypatch.setattr(doctor, "find_spec", lambda module: None if module.startswith("mlx") else object())
+    monkeypatch.setattr(doctor, "version", lambda module: "2.9.1")
+    found = findings(cli)
+    assert found["[mlx]"]["advice"] == "pip install 'sakuradite[mlx]'"
+    assert found["Ray"]["found"] == "version 2.9.1 is too old"
+
+
+def test_a_long_folder_for_sockets(cli: Cli, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", "/tmp/" + "x" * 60)
+    assert findings(cli)["TMPDIR"]["found"].startswith("65 characters")

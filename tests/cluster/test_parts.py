@@ -1,0 +1,211 @@
+"""The parts of the cluster that need no Ray."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from pathlib import Path
+
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from sakuradite.cluster import local, model
+from sakuradite.cluster.application import ModelArguments, ServerArguments
+from sakuradite.cluster.journal import MAX_COMPLETED, CatalogState, History, Journal, ModelRecord
+from sakuradite.cluster.lifecycle import Lifecycle, application_name, differences
+from sakuradite.cluster.resources import actor_options, needs, shortfall
+from sakuradite.cluster.table import Entry, Table
+from sakuradite.cluster.watcher import users_of
+from sakuradite.config import ModelConfig
+from sakuradite.errors import ConfigurationError, ModelLoadingError, ModelNotFoundError, NotFoundError
+from sakuradite.http.gateway import ResidentModel
+from sakuradite.operations import ModelCapabilities, Operation
+
+ROOT = Path(__file__).parents[2]
+CAPABILITIES = ModelCapabilities(
+    architecture="Fake", backend="torch", device="cuda:0", dtype="bfloat16",
+    context_length=8, max_input_tokens=8, max_questions=8,
+)  # fmt: skip
+
+
+def config(**fields: object) -> ModelConfig:
+    return ModelConfig.model_validate({"model": "m", **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "wanted"),
+    [
+        ({"device": "cpu"}, {"CPU": 1}),
+        ({"device": "cpu", "num_cpus": 4, "memory": 5}, {"CPU": 4, "memory": 5}),
+        ({"device": "cuda"}, {"CPU": 1, "GPU": 1}),
+        ({"device": "cuda:1", "num_gpus": 0.25}, {"CPU": 1, "GPU": 0.25}),
+        ({"device": "auto"}, {"CPU": 1, "GPU": 1}),
+        ({"backend": "fake"}, {"CPU": 1}),
+        ({"backend": "mlx"}, {"CPU": 1, "MLX": 1}),
+        ({"backend": "mlx", "resources": {"MLX": 0.5}}, {"CPU": 1, "MLX": 0.5}),
+        ({"device": "mps"}, {"CPU": 1, "MPS": 1}),
+    ],
+)
+def test_what_a_replica_asks_for(fields: dict[str, object], wanted: dict[str, float]) -> None:
+    assert needs(actor_options(config(**fields), {"CPU": 8, "GPU": 2})) == wanted
+
+
+def test_without_a_gpu_in_the_cluster_auto_asks_for_none() -> None:
+    assert needs(actor_options(config(device="auto"), {"CPU": 8})) == {"CPU": 1}
+    assert actor_options(config(placement={"zone": "a"}))["label_selector"] == {"zone": "a"}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "replicas", "nodes", "free", "words"),
+    [
+        ({"CPU": 1}, 1, [{"CPU": 2}], {"CPU": 1}, None),
+        ({"CPU": 1}, 2, [{"CPU": 2}], {"CPU": 1}, "not enough is free: needed 2 x (1 CPU), available 1 CPU"),
+        ({"GPU": 1}, 1, [{"CPU": 2}], {"CPU": 2}, "needed 1 GPU, the nodes have 0 GPU"),
+        ({"GPU": 2}, 1, [{"GPU": 1}, {"GPU": 1}], {"GPU": 2}, "needed 2 GPU, the nodes have 1 GPU; 1 GPU"),
+        ({"memory": 2 << 30}, 1, [{"memory": 1 << 30}], {}, "needed 2.0 GiB memory, the nodes have 1.0 GiB memory"),
+        ({}, 1, [{"CPU": 1}], {}, None),
+        ({"CPU": 1}, 1, [], {"CPU": 4}, "no such node"),
+    ],
+)
+def test_a_shortfall_says_needed_and_available(
+    wanted: dict[str, float], replicas: int, nodes: list[dict[str, float]], free: dict[str, float], words: str | None
+) -> None:
+    found = shortfall(wanted, replicas, nodes, free)
+    assert found is None if words is None else found is not None and words in found
+
+
+@pytest.mark.parametrize(
+    ("asked", "different"),
+    [
+        ({}, []),
+        ({"device": "cuda"}, []),
+        ({"device": "cuda:0", "backend": "torch", "dtype": "bfloat16", "revision": "abc"}, []),
+        ({"offline": True}, []),
+        ({"device": "cpu"}, ["device"]),
+        ({"dtype": "float32", "max_batch_size": 3}, ["dtype", "max_batch_size"]),
+        ({"revision": "other"}, ["revision"]),
+    ],
+)
+def test_auto_matches_what_is_resident(asked: dict[str, object], different: list[str]) -> None:
+    operation = Operation(id="o", kind="load", model="m")
+    record = ModelRecord(
+        config=config(), state="ready", application="a", operation=operation, revision="abc", capabilities=CAPABILITIES
+    )
+    assert differences(config(**asked), record) == different
+
+
+def test_application_names_tell_loads_apart() -> None:
+    names = {application_name(m, f"op_{i:024x}") for i in range(2) for m in ("a/b", "/x/ä ö?u=1")}
+    assert len(names) == 4
+    assert all(set(name) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-") for name in names)
+
+
+def test_the_table_resolves_ids_aliases_and_the_default() -> None:
+    def entry(name: str, state: str) -> Entry:
+        resident = ResidentModel(name, 0, CAPABILITIES) if state == "ready" else None
+        return Entry(state, f"app-{name}", 1.0, "wait", resident)  # type: ignore[arg-type]
+
+    table = Table(1, {n: entry(n, s) for n, s in (("a", "loading"), ("b", "ready"), ("c", "ready"))}, {"x": "c"})
+    assert [table.resolve(n).id for n in ("b", "x", "default", "jev-latest", "jev-preview")] == [
+        "b",
+        "c",
+        "b",
+        "b",
+        "b",
+    ]
+    assert [m.id for m in table.ready()] == ["b", "c"]
+    with pytest.raises(ModelLoadingError) as loading:
+        table.resolve("a")
+    assert loading.value.retry_after
+    for name in ("nobody", ""):
+        with pytest.raises(ModelNotFoundError):
+            table.resolve(name)
+    assert Table(1, table.entries, {}, "c").resolve("jev-latest").id == "c"
+    assert Table(1, table.entries, {"default": "b"}, "c").resolve("default").id == "b"
+    with pytest.raises(ModelNotFoundError):
+        Table().resolve("default")
+
+
+def test_the_journal_is_owner_only_whole_and_says_when_damaged(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "home")
+    assert journal.read() == (CatalogState(), History())
+    state = CatalogState(session="s", aliases={"a": "b"})
+    journal.write_state(state)
+    journal.write_state(state)
+    assert journal.read()[0] == state
+    files = list((tmp_path / "home" / "catalog").iterdir())
+    assert [f.name for f in files] == ["catalog.json"]
+    assert stat.S_IMODE(files[0].stat().st_mode) == 0o600
+    files[0].write_text('{"session": ')
+    with pytest.raises(ConfigurationError, match=r"catalog\.json"):
+        journal.read()
+
+
+async def test_the_latest_completed_operations_are_kept(tmp_path: Path) -> None:
+    async def published() -> None:
+        return None
+
+    life = Lifecycle(Journal(tmp_path), tmp_path, "s", 1.0, lambda: None, published)
+    active = life._new("load", "still loading")
+    ended = [life._new("pull", f"m{i}").id for i in range(MAX_COMPLETED + 3)]
+    for id_ in ended:
+        life._finish(id_, "succeeded")
+    assert len(life.operations) == MAX_COMPLETED + 1
+    assert life.operation(active.id).status == "pending"
+    assert life.operation(ended[3]).status == "succeeded"
+    for id_ in (*ended[:3], "op_nothing"):
+        with pytest.raises(NotFoundError):
+            life.operation(id_)
+    again = Lifecycle(Journal(tmp_path), tmp_path, "another session", 1.0, lambda: None, published)
+    cut = again.operation(active.id)
+    assert cut.error is not None
+    assert (cut.status, cut.error.code) == ("failed", "interrupted")
+
+
+def test_a_place_too_deep_for_sockets_is_refused_with_limit_and_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.gettempdir", lambda: "/tmp/" + "d" * 60)
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(ConfigurationError, match=r"at most 24 characters.*has 65.*TMPDIR"):
+        local._short_temporary_directory()
+
+
+@pytest.mark.parametrize(("free", "size"), [(64 << 20, 78 << 20), (300 << 20, 150 << 20), (8 << 30, 200 << 20)])
+def test_the_object_store_fits_a_containers_shared_memory(
+    free: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage("/")
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=free))
+    assert local._object_store_bytes() == size
+
+
+@pytest.mark.parametrize(
+    ("explicit", "num_cpus", "threads"),
+    [(None, 3.0, "3"), (None, 0.5, "1"), ("7", 3.0, "7"), (None, None, str(len(os.sched_getaffinity(0))))],
+)
+def test_threads_of_a_model(
+    explicit: str | None, num_cpus: float | None, threads: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model, "_parent_environment", lambda name: explicit)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as Ray has set it
+    model.set_threads(num_cpus)
+    assert os.environ["OMP_NUM_THREADS"] == threads
+
+
+def test_the_watcher_sees_who_uses_a_folder(tmp_path: Path) -> None:
+    assert users_of(str(tmp_path)) == []
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "deployments").glob("*.yaml")), ids=lambda path: path.name)
+def test_deployments_name_builders_that_exist_and_arguments_that_are_understood(path: Path) -> None:
+    builders: dict[str, type[BaseModel]] = {
+        "sakuradite.cluster.application:server": ServerArguments,
+        "sakuradite.cluster.application:model": ModelArguments,
+    }
+    content = yaml.safe_load(path.read_text())
+    for application in content["applications"]:
+        builders[application["import_path"]].model_validate(application["args"])
+        application["args"]["config"]["mispelt"] = 1
+        with pytest.raises(ValueError, match="mispelt"):
+            builders[application["import_path"]].model_validate(application["args"])

@@ -620,8 +620,8 @@ async def test_nothing_of_a_finished_request_is_kept() -> None:
 
 @pytest.mark.parametrize("layout", ["packed", "cloned", "padded"])
 async def test_a_crowd_of_everything_at_once_leaves_nothing_behind(layout: str) -> None:
-    """Answers, faults, full queues, deadlines and callers that go, all mixed: every request ends, each row comes at most
-    once, and nothing is left (`running` checks that)."""
+    """Answers, faults, full queues, deadlines and callers that go, all mixed: every request ends, each row comes once
+    at most, and nothing is left (`running` checks that)."""
     chance = random.Random(layout)
     many = question_record(Choice(criteria={str(i): None for i in range(60)}))
     bad = question_record(Noul(instructions="BAD"))

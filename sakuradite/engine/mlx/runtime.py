@@ -1,12 +1,11 @@
 """What is installed and what it runs on: the MLX libraries, their versions, the device, its memory.
 
-What only a Mac can show is behind the small functions here: `on_apple_silicon` and `has_metal`.
+What only a Mac can show hangs on `has_metal`; which runtime `backend="auto"` takes is decided in `engine.loading`.
 """
 
 from __future__ import annotations
 
 import os
-import platform
 import re
 import resource
 from functools import cache
@@ -29,11 +28,6 @@ TOUCHED_VARIABLES = ("TRANSFORMERS_NO_ADVISORY_WARNINGS", "TRANSFORMERS_VERBOSIT
 METAL_NAMES = ("mps", "metal", "gpu")
 OUT_OF_MEMORY = ("attempting to allocate", "unable to allocate", "insufficient memory", "outofmemory")
 CACHE_SHARE = 8  # one part in so many of the memory may hold prefix caches when max_cache_bytes is not set
-
-
-def on_apple_silicon() -> bool:
-    """Whether this machine is a Mac with an Apple chip (a Python under Rosetta says x86_64 and counts as none)."""
-    return platform.system() == "Darwin" and platform.machine() == "arm64"
 
 
 def has_metal() -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import platform
 import resource
 from typing import Any
 
@@ -19,18 +18,6 @@ from sakuradite.errors import (
 )
 
 pytest.importorskip("mlx.core", reason="needs the extra [mlx]")
-
-
-@pytest.mark.parametrize(
-    ("system", "machine", "apple"),
-    [("Darwin", "arm64", True), ("Darwin", "x86_64", False), ("Linux", "aarch64", False)],
-)
-def test_apple_silicon_is_a_mac_with_an_arm_chip(
-    monkeypatch: pytest.MonkeyPatch, system: str, machine: str, apple: bool
-) -> None:
-    monkeypatch.setattr(platform, "system", lambda: system)
-    monkeypatch.setattr(platform, "machine", lambda: machine)
-    assert runtime.on_apple_silicon() is apple
 
 
 @pytest.mark.parametrize(

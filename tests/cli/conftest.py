@@ -19,7 +19,7 @@ from tests.client.conftest import PROXIES, VARIABLES
 from tests.http.serving import MODEL, EngineGateway, FakeAdministration, Served, serve
 
 ADMIN_KEY = "sk-test-admin"
-QUESTIONS = {
+QUESTIONS: dict[str, Any] = {
     "refund": {"type": "noul", "instructions": "The customer asks for a refund."},
     "team": {"type": "choice", "criteria": {"billing": "invoices", "shipping": None}},
     "urgency": {"type": "score", "criteria": ["can wait", "today", "now"]},

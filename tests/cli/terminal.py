@@ -45,12 +45,12 @@ class Terminal:
         if source != side:
             os.close(source)
 
-    def type(self, text: str) -> None:
+    def press(self, text: str) -> None:
         """Press keys."""
         os.write(self._main, text.encode())
 
     def expect(self, text: str, seconds: float = 60) -> str:
-        """Wait until a text is shown after what was expected before; what came until then, without control sequences."""
+        """Wait until a text is shown, after what was expected before; all that came until then."""
         end = time.monotonic() + seconds
         while text not in self.shown:
             assert time.monotonic() < end, f"{text!r} was not shown in {seconds} s:\n{self.shown}"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sakuradite import __version__
-from sakuradite.config import ModelConfig
+from sakuradite.config import ModelConfig, ServerConfig
 from sakuradite.errors import ConfigurationError, InvalidLifecycleError
 from sakuradite.operations import OperationError
 from tests.cli.conftest import Cli, Daemon
@@ -179,9 +179,9 @@ def test_serve_without_its_extra_names_it(cli: Cli, monkeypatch: pytest.MonkeyPa
 
 
 def test_serve_passes_its_options_on(cli: Cli, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
-    seen = []
+    seen: list[tuple[ServerConfig, bool]] = []
 
-    def daemon(config: object, restore: bool) -> None:
+    def daemon(config: ServerConfig, restore: bool) -> None:
         seen.append((config, restore))
         raise ConfigurationError("127.0.0.1:7800 is in use")
 

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
-from sakuradite.cli import run
+from sakuradite.cli.exits import UsageError
 from sakuradite.config import ModelConfig
 from sakuradite.records import Outcome, RequestRecord
 from tests.cli.conftest import QUESTIONS, Cli, Daemon
@@ -137,7 +137,7 @@ def test_local_is_embedded_whatever_the_environment_says(
 
     def no_ray(self: Any) -> Any:
         opened.append((self._settings.base_url, self._config))
-        raise run.UsageError("enough seen")
+        raise UsageError("enough seen")
 
     monkeypatch.setattr("sakuradite.client.sakuradite.Sakuradite.open", no_ray)
     cli("run", "--local", "m", "-q", questions, "--state", "x", "--device", "cpu", "--set", "max_batch_size=4")

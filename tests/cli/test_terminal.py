@@ -63,7 +63,7 @@ def test_ctrl_c_during_a_load_says_that_it_goes_on(daemon: Daemon) -> None:
     try:
         with Terminal("load", MODEL) as terminal:
             terminal.expect("downloading")
-            terminal.type("\x03")
+            terminal.press("\x03")
             assert terminal.end() == 130
     finally:
         daemon.steps = steps
@@ -76,51 +76,51 @@ def test_the_shell(daemon: Daemon, home: Path, questions: Path) -> None:
     with Terminal() as terminal:
         terminal.expect("Tab completes")
         terminal.expect("sakuradite>")
-        terminal.type("noul It is broken\r")
+        terminal.press("noul It is broken\r")
         terminal.expect("error: there is nothing to decide on yet: state TEXT")
-        terminal.type("state The parcel arrived broken.\r")
+        terminal.press("state The parcel arrived broken.\r")
         terminal.expect("state: The parcel arrived broken.")
-        terminal.type("noul It is broken\r")
+        terminal.press("noul It is broken\r")
         terminal.expect(" true)")
         terminal.expect("█")
-        terminal.type("choice Which team? | billing: invoices | shipping\r")
+        terminal.press("choice Which team? | billing: invoices | shipping\r")
         terminal.expect("(confidence ")
         terminal.expect("shipping")
-        terminal.type("score How urgent? | can wait | now\r")
+        terminal.press("score How urgent? | can wait | now\r")
         terminal.expect(" of 1 (confidence ")
-        terminal.type(f"questions {questions}\r")
+        terminal.press(f"questions {questions}\r")
         terminal.expect("urgency")
         terminal.expect("sakuradite>")
-        terminal.type("unl\t")  # a command, then a model's name
+        terminal.press("unl\t")  # a command, then a model's name
         terminal.expect("oad")
-        terminal.type(" ti\t")
+        terminal.press(" ti\t")
         terminal.expect("ny/fake")
-        terminal.type("\r")
+        terminal.press("\r")
         terminal.expect(f"{MODEL} is unloaded")
-        terminal.type("run --qu\t")
+        terminal.press("run --qu\t")
         terminal.expect("estions")
-        terminal.type("\x03")
-        terminal.type("ps --json\r")
+        terminal.press("\x03")
+        terminal.press("ps --json\r")
         terminal.expect('"status": "ready"')
-        terminal.type("choice Which? | a | a\r")
+        terminal.press("choice Which? | a | a\r")
         terminal.expect("error: each option needs a name of its own")
-        terminal.type("frob\r")
+        terminal.press("frob\r")
         terminal.expect("error: No such command 'frob'")
-        terminal.type("load 'x\r")
+        terminal.press("load 'x\r")
         terminal.expect("error: No closing quotation")
-        terminal.type("help\r")
+        terminal.press("help\r")
         terminal.expect("COMMAND --help explains one.")
         terminal.expect("sakuradite>")
-        terminal.type("\x04")
+        terminal.press("\x04")
         assert terminal.end() == 0
     history = home / "history"
     assert "+state The parcel arrived broken." in history.read_text()
     assert history.stat().st_mode & 0o777 == 0o600
     with Terminal() as terminal:
         terminal.expect("sakuradite>")
-        terminal.type("\x1b[A")  # up: the last line of the last time
+        terminal.press("\x1b[A")  # up: the last line of the last time
         terminal.expect("help")
-        terminal.type("\x03exit\r")
+        terminal.press("\x03exit\r")
         assert terminal.end() == 0
 
 
@@ -128,12 +128,12 @@ def test_the_shell_without_a_daemon_stays_usable(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("SAKURADITE_BASE_URL", "http://127.0.0.1:9")
     with Terminal() as terminal:
         terminal.expect("sakuradite>")
-        terminal.type("ps\r")
+        terminal.press("ps\r")
         terminal.expect("error: cannot reach http://127.0.0.1:9")
-        terminal.type("state x\r")
+        terminal.press("state x\r")
         terminal.expect("state: x")
-        terminal.type("noul y\r")
+        terminal.press("noul y\r")
         terminal.expect("error: cannot reach http://127.0.0.1:9")
-        terminal.type("exit\r")
+        terminal.press("exit\r")
         assert terminal.end() == 0
     assert os.environ["SAKURADITE_BASE_URL"]

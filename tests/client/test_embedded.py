@@ -13,6 +13,7 @@ import pytest
 from sakuradite import AnswerEvent, ClosedError, DecisionResult, ModelConfig, Sakuradite, SyncClient, ValidationError
 from sakuradite.errors import ContextExceededError, RequestTimeoutError
 from tests.client.conftest import QUESTIONS
+from tests.client.test_docs import blocks
 from tests.http.serving import Served
 
 pytestmark = [
@@ -111,3 +112,9 @@ def test_two_clients_at_once_and_closing_one(client: SyncClient, home: Path) -> 
         thread.join(30)
         assert [str(error) for error in errors] == ["the client was closed during this call"]
     assert client.decide("x", QUESTIONS).answers  # the other's end is not ours
+
+
+def test_the_embedded_example_of_the_docs_runs(client: SyncClient, capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = blocks(embedded=True)
+    exec(compile(code.replace('backend="torch"', 'backend="fake"'), "docs/sdk.md", "exec"), {})
+    assert '"output_tokens":0' in capsys.readouterr().out

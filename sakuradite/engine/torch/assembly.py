@@ -50,7 +50,7 @@ def assemble(config: ModelConfig, checkpoint: Path) -> TorchBackend:
         layout=decision.layout,
         layout_reason=decision.reason,
     )
-    return TorchBackend(model, facts, scorer)
+    return TorchBackend(model, facts, scorer, memory.Budget(memory.sizes(text, dtype), pass_tokens(parts)))
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def make_padded(parts: Parts) -> Padded:
         Rotary(parts.text),
         parts.device,
         _pad(parts.text),
-        pass_tokens=parts.config.max_batch_tokens,
+        pass_tokens=pass_tokens(parts),
         pass_reads=sizes.pass_reads(),
     )
 
@@ -106,7 +106,7 @@ def make_cloned(parts: Parts, plain: Padded) -> Cloned:
         parts.device,
         plain,
         _pad(parts.text),
-        pass_tokens=parts.config.max_batch_tokens,
+        pass_tokens=pass_tokens(parts),
         cache_tokens=_cache_bytes(parts) // sizes.cache_bytes_per_token,
     )
 
@@ -116,14 +116,19 @@ def make_packed(parts: Parts) -> Packed:
     sizes = memory.sizes(parts.text, parts.dtype)
     layers.register()
     parts.model.set_attn_implementation(layers.IMPLEMENTATION)
-    tokens = parts.config.max_batch_tokens
     bounds = Bounds(
-        pass_tokens=min(tokens, memory.CPU_PASS_TOKENS) if parts.device.type == "cpu" else tokens,
+        pass_tokens=pass_tokens(parts),
         pass_reads=sizes.pass_reads(),
         cache_bytes=_cache_bytes(parts),
         cache_bytes_per_token=sizes.cache_bytes_per_token,
     )
     return Packed(Caller(parts.model), Rotary(parts.text), parts.device, bounds)
+
+
+def pass_tokens(parts: Parts) -> int:
+    """Tokens of one forward. `max_batch_tokens` bounds it; on a CPU longer ones gain nothing."""
+    tokens = parts.config.max_batch_tokens
+    return min(tokens, memory.CPU_PASS_TOKENS) if parts.device.type == "cpu" else tokens
 
 
 def _cache_bytes(parts: Parts) -> int:

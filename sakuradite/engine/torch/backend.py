@@ -9,7 +9,9 @@ from typing import Any, Protocol
 import torch
 
 from sakuradite.engine.backend import Group, ModelFacts, OutOfDeviceMemory, Prefix, Row, RowScores
+from sakuradite.engine.torch import memory
 from sakuradite.engine.torch.forward import fault
+from sakuradite.engine.torch.memory import Budget
 
 
 class LayoutScorer(Protocol):
@@ -25,13 +27,16 @@ class LayoutScorer(Protocol):
 class TorchBackend:
     """A `Backend`. Rows that cannot run fail alone; running out of memory raises OutOfDeviceMemory."""
 
-    def __init__(self, model: Any, facts: ModelFacts, layout: LayoutScorer) -> None:
+    def __init__(self, model: Any, facts: ModelFacts, layout: LayoutScorer, budget: Budget) -> None:
         self.facts = facts
         self._model = model
         self._layout = layout
+        self._budget = budget
+        self._head_tokens = 0
 
     def set_head(self, tokens: Sequence[int]) -> None:
         """Name the constant head that every prefix starts with."""
+        self._head_tokens = len(tokens)
         self._layout.set_head(tokens)
 
     @torch.inference_mode()
@@ -53,7 +58,14 @@ class TorchBackend:
             scores[g][r] = found
         return scores
 
+    def predicted_bytes(self, rows: Sequence[tuple[Prefix, Row]]) -> int:
+        """An upper bound of what scoring these rows takes beside the weights: one forward and the prefixes' stores."""
+        return self._budget.predict(rows, self.facts.layout, self._head_tokens)
+
     def _score(self, rows: Sequence[tuple[Prefix, Row]]) -> list[RowScores | Exception]:
+        needed, free = self.predicted_bytes(rows), memory.free_bytes(torch.device(self.facts.device))
+        if needed > free:  # Linux would hand it out and kill the process later
+            raise OutOfDeviceMemory(f"a batch needs up to {needed} bytes and {free} are free")
         try:
             return self._layout.score(rows)
         except (torch.OutOfMemoryError, MemoryError) as error:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sakuradite.engine.torch import attention
+from sakuradite.engine.torch.keyvalues import KeyValues
 from sakuradite.engine.torch.pieces import Piece, current_pass
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 IMPLEMENTATION = "sakuradite_packed"
-FLASH_TOKENS = 256  # up to here one flash call beats blocks of scores for a piece's attention to itself
 
 
 def register() -> None:
@@ -60,23 +60,21 @@ def attention_forward(
     shape = attention.Shape(
         query.shape[-1] ** -0.5 if scaling is None else scaling, layer_window(module, sliding_window), softcap
     )
-    q, k, v = query[0], key[0], value[0]
-    kv_heads, group, n = k.shape[0], q.shape[0] // k.shape[0], q.shape[1]
-    folded = attention.fold(q, kv_heads, shape.scale)
+    k, v, layer = key[0], value[0], module.layer_idx
+    queries = attention.Queries(query[0], k.shape[0], shape.scale)
+    kv_heads, group, n, _ = queries.grouped.shape
     out = v.new_empty(n, kv_heads, group, v.shape[2])
-    lse = torch.empty(n, kv_heads, group, dtype=torch.float32, device=q.device)
-    grouped = q.view(kv_heads, group, n, q.shape[2])
-    sinks = s_aux is not None
+    lse = torch.empty(n, kv_heads, group, dtype=torch.float32, device=v.device)
     for run in current.runs():
         a, b = run[0].start, run[-1].stop
         if run[0].writes:
-            _extend(module.layer_idx, run[0], folded, k, v, shape, out[a:b], lse[a:b] if sinks else None)
+            _extend(layer, run[0], queries, k[:, a:b], v[:, a:b], shape, out[a:b], lse[a:b])
         else:
             for piece in run:
                 i, j = piece.start, piece.stop
-                _itself(piece, folded[:, i:j], grouped[:, :, i:j], k[:, i:j], v[:, i:j], shape, out[i:j], lse[i:j])
+                attention.attend(queries, (i, j), k[:, i:j], v[:, i:j], shape, out[i:j], lse[i:j], 0)
             if run[0].store is not None:
-                _shared(module.layer_idx, run, folded[:, a:b], shape, out[a:b], lse[a:b])
+                _shared(layer, run, run[0].store, queries, shape, out[a:b], lse[a:b])
         if s_aux is not None:
             attention.add_sink(out[a:b], lse[a:b], s_aux)
     return out.view(1, n, kv_heads * group, -1), None
@@ -85,51 +83,38 @@ def attention_forward(
 def _extend(
     layer: int,
     piece: Piece,
-    folded: Tensor,
+    queries: attention.Queries,
     k: Tensor,
     v: Tensor,
     shape: attention.Shape,
     out: Tensor,
-    lse: Tensor | None,
+    lse: Tensor,
 ) -> None:
     """A piece of a prefix: into the store, then causal attention to all of it up to the piece's end."""
     assert piece.store is not None
-    i, j = piece.start, piece.stop
-    piece.store.write(layer, piece.position, k[:, i:j], v[:, i:j])
+    piece.store.write(layer, piece.position, k, v)
     keys, values = piece.store.read(layer, piece.position + len(piece.tokens))
-    attention.attend(folded[:, i:j], keys, values, shape, out, lse, piece.position)
+    attention.attend(queries, (piece.start, piece.stop), keys, values, shape, out, lse, piece.position)
 
 
-def _itself(
-    piece: Piece, folded: Tensor, query: Tensor, k: Tensor, v: Tensor, shape: attention.Shape, out: Tensor, lse: Tensor
+def _shared(
+    layer: int,
+    run: list[Piece],
+    store: KeyValues,
+    queries: attention.Queries,
+    shape: attention.Shape,
+    out: Tensor,
+    lse: Tensor,
 ) -> None:
-    """A suffix's, or a whole prompt's, causal attention to itself."""
-    n = len(piece.tokens)
-    narrow = shape.window is not None and shape.window < n
-    if (
-        n <= FLASH_TOKENS
-        and not narrow
-        and shape.softcap is None
-        and k.shape[2] == v.shape[2]
-        and k.device.type == "cpu"
-    ):
-        attention.own(query, k, v, shape, out, lse)
-    else:
-        attention.attend(folded, k, v, shape, out, lse, 0)
-
-
-def _shared(layer: int, run: list[Piece], folded: Tensor, shape: attention.Shape, out: Tensor, lse: Tensor) -> None:
     """The suffixes of one prefix: attention of all of them to its store, merged into what they have of themselves."""
-    store = run[0].store
-    assert store is not None
-    context = run[0].position
+    first, context = run[0].start, run[0].position
     keys, values = store.read(layer, context)
     other, other_lse = torch.empty_like(out), torch.empty_like(lse)
     longest = max(len(piece.tokens) for piece in run)
     if shape.window is None or context + longest <= shape.window:
-        attention.attend(folded, keys, values, shape, other, other_lse, None)
+        attention.attend(queries, (first, run[-1].stop), keys, values, shape, other, other_lse, None)
     else:
         for piece in run:
-            i, j = piece.start - run[0].start, piece.stop - run[0].start
-            attention.attend(folded[:, i:j], keys, values, shape, other[i:j], other_lse[i:j], context)
+            span, part = (piece.start, piece.stop), slice(piece.start - first, piece.stop - first)
+            attention.attend(queries, span, keys, values, shape, other[part], other_lse[part], context)
     attention.merge(out, lse, other, other_lse)

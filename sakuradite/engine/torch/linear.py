@@ -55,7 +55,8 @@ def pack(model: nn.Module) -> int:
     """
     packed = 0
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
-    for parent in list(model.modules()):
+    parents = [module for module in model.modules() if not isinstance(module, nn.Linear)]  # holding no layer back
+    for parent in parents:
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear and id(child.weight) not in embeddings and not child._forward_pre_hooks:
                 setattr(parent, name, PackedLinear(child))

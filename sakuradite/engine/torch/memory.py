@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
+
+    from sakuradite.engine.backend import Layout, Prefix, Row
 
 CACHE_SHARE = 0.25  # of the memory that is free after loading, for stores between batches, where nothing is configured
 CPU_PASS_TOKENS = 2048  # a longer forward gains nothing on a CPU: its activations leave the caches
@@ -40,6 +43,35 @@ class Sizes:
     def pass_reads(self) -> int:
         """Positions that one forward may read within LOGIT_BYTES."""
         return max(1, LOGIT_BYTES // (self.vocabulary * (self.bytes_per_value + 8)))
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What one forward computes at most, to predict the bytes of a batch."""
+
+    sizes: Sizes
+    pass_tokens: int
+
+    def predict(self, rows: Sequence[tuple[Prefix, Row]], layout: Layout, head_tokens: int) -> int:
+        """Bytes for scoring rows, weights aside: stores of their prefixes, and the largest forward.
+
+        The largest forward has `pass_tokens`, or a whole row where that is longer and cannot be cut.
+        """
+        if not rows:
+            return 0
+        prefixes = {id(prefix): len(prefix.tokens) for prefix, _ in rows}
+        whole = [len(prefix.tokens) + len(row.suffix) for prefix, row in rows]
+        uncut = [len(row.suffix) for _, row in rows] if layout == "packed" else whole
+        computed = sum(prefixes.values()) + sum(uncut) if layout == "packed" else max(whole) * len(rows)
+        stored = 0 if layout == "padded" else sum(prefixes.values()) + head_tokens
+        if layout == "cloned":
+            stored += sum(whole)  # a copy for each row
+        forward = self.sizes.forward_bytes(
+            max(max(uncut), min(self.pass_tokens, computed)),
+            min(self.sizes.pass_reads(), sum(len(row.reads) for _, row in rows)),
+            max(whole),
+        )
+        return stored * self.sizes.cache_bytes_per_token + forward
 
 
 def sizes(config: Any, dtype: torch.dtype) -> Sizes:

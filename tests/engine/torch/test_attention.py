@@ -38,7 +38,7 @@ def run(
     n = q.shape[1]
     out = torch.full((n, KV_HEADS, GROUP, WIDTH), torch.nan)
     lse = torch.full((n, KV_HEADS, GROUP), torch.nan)
-    attention.attend(attention.fold(q, KV_HEADS, shape.scale), k, v, shape, out, lse, start)
+    attention.attend(attention.Queries(q, KV_HEADS, shape.scale), (0, n), k, v, shape, out, lse, start)
     return out, lse
 
 
@@ -46,9 +46,17 @@ def run(
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize(("n", "before"), [(1, 0), (50, 0), (33, 70), (1, 70)])
 @pytest.mark.parametrize("block", [10, attention.BLOCK_SCORES])
+@pytest.mark.parametrize("flash_keys", [0, attention.FLASH_KEYS])
 def test_causal_attention(
-    window: int | None, softcap: float | None, n: int, before: int, block: int, monkeypatch: pytest.MonkeyPatch
+    window: int | None,
+    softcap: float | None,
+    n: int,
+    before: int,
+    block: int,
+    flash_keys: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(attention, "FLASH_KEYS", flash_keys)
     monkeypatch.setattr(attention, "BLOCK_SCORES", block)
     monkeypatch.setattr(attention, "MIN_BLOCK_TOKENS", 3)
     shape = Shape(0.3, window, softcap)
@@ -57,10 +65,14 @@ def test_causal_attention(
     assert torch.allclose(out.double(), reference(q, k, v, shape, before), atol=1e-5)
 
 
-@pytest.mark.parametrize("window", [None, 5, 30, 64])
+@pytest.mark.parametrize("window", [None, 5, 30, 45, 64])
 @pytest.mark.parametrize("sinks", [False, True])
-def test_two_sets_of_keys_merge_into_attention_to_both(window: int | None, sinks: bool) -> None:
+@pytest.mark.parametrize("flash_keys", [0, attention.FLASH_KEYS])
+def test_two_sets_of_keys_merge_into_attention_to_both(
+    window: int | None, sinks: bool, flash_keys: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A prefix of 40 and a suffix of 20 apart, some queries seeing none of the prefix, against both at once."""
+    monkeypatch.setattr(attention, "FLASH_KEYS", flash_keys)
     shape, before, n = Shape(0.3, window), 40, 20
     q, k, v = tensors(n, before + n)
     out, lse = run(q, k[:, before:], v[:, before:], shape, 0)
@@ -77,18 +89,10 @@ def test_two_sets_of_keys_merge_into_attention_to_both(window: int | None, sinks
     assert torch.allclose(out.double(), expected, atol=1e-5)
 
 
-def test_flash_gives_what_blocks_give() -> None:
-    q, k, v = tensors(23, 23)
-    shape = Shape(0.3)
-    expected, expected_lse = run(q, k, v, shape, 0)
-    out, lse = torch.empty_like(expected), torch.empty_like(expected_lse)
-    attention.own(q.view(KV_HEADS, GROUP, 23, WIDTH), k, v, shape, out, lse)
-    assert torch.allclose(out, expected, atol=1e-5)
-    assert torch.allclose(lse, expected_lse, atol=1e-5)
-
-
-def test_bfloat16_keeps_scores_in_float32() -> None:
+@pytest.mark.parametrize("flash_keys", [0, attention.FLASH_KEYS])
+def test_bfloat16_keeps_scores_in_float32(flash_keys: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scores around 200, where bfloat16 steps by 1: weights would be off by factors, and are not."""
+    monkeypatch.setattr(attention, "FLASH_KEYS", flash_keys)
     q, k, v = (t.bfloat16() for t in tensors(9, 30))
     k[:, :, 0], q[:, :, 0] = 10.0, 20.0
     shape = Shape(1.0)

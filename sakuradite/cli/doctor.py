@@ -10,7 +10,6 @@ import stat
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
@@ -208,6 +207,8 @@ def _port(url: str) -> Iterator[Finding]:
 
 
 def _version(module: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version(module.replace("_", "-"))
     except PackageNotFoundError:

@@ -7,10 +7,8 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import orjson
-from pydantic import BaseModel
-
 if TYPE_CHECKING:
+    from pydantic import BaseModel
     from rich.console import Console
 
 
@@ -21,6 +19,8 @@ def is_terminal() -> bool:
 
 def print_json(value: BaseModel | Sequence[BaseModel] | dict[str, Any], indent: bool = True) -> None:
     """The value as JSON on stdout; `indent` for people, one line for JSON lines."""
+    import orjson
+
     option = (orjson.OPT_INDENT_2 if indent else 0) | orjson.OPT_APPEND_NEWLINE
     sys.stdout.flush()
     sys.stdout.buffer.write(orjson.dumps(_plain(value), option=option))
@@ -28,11 +28,11 @@ def print_json(value: BaseModel | Sequence[BaseModel] | dict[str, Any], indent: 
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
+    if isinstance(value, dict):
+        return value
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    return value
+    return value.model_dump(mode="json")
 
 
 def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]], empty: str) -> None:

@@ -9,11 +9,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from sakuradite.cli.output import size
-from sakuradite.operations import Operation
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.progress import Progress
+
+    from sakuradite.operations import Operation
 
 LINE_EVERY = 10.0  # seconds between two plain lines of one phase
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sakuradite.cli.exits import REFUSED, UsageError
-from sakuradite.cli.jsonl import Lines, Output, decide_lines
 from sakuradite.cli.models import wait_for
 from sakuradite.cli.options import (
     Backend,
@@ -97,6 +95,10 @@ def run(
         raise UsageError("no model: name one (sakuradite run MODEL …), or set SAKURADITE_MODEL")
     config = model_config(name, set_, backend=backend, device=device, dtype=dtype, revision=revision, offline=offline)
     if jsonl:
+        import asyncio
+
+        from sakuradite.cli.jsonl import Lines, Output, decide_lines
+
         lines = Lines(name, asked, field, concurrency, timeout)
         with closing(Output(output, resume)) as results, _client(place, config, local, JSONL_RETRIES) as client:
             failed = asyncio.run(decide_lines(client.coroutines(), lines, results))

@@ -74,7 +74,7 @@ def decision(
 def check_state(state: State) -> Content:
     """The state as it is. Raises ValidationError when it is no text, JSON object or JSON list."""
     if not isinstance(state, str | Mapping | list | tuple):
-        raise invalid(("body", "state"), "Input should be text or a JSON object or a JSON list", "content_type")
+        raise invalid(("body", "state"), "Input should be text, a JSON object or a JSON list", "content_type")
     checked = cast(Content, state)
     content(checked, ("body", "state"))
     return checked

@@ -74,7 +74,7 @@ def test_missing_extras_and_old_versions(cli: Cli, daemon: Daemon, monkeypatch: 
     from sakuradite.cli import doctor
 
     monkeypatch.setattr(doctor, "find_spec", lambda module: None if module.startswith("mlx") else object())
-    monkeypatch.setattr(doctor, "version", lambda module: "2.9.1")
+    monkeypatch.setattr(doctor, "_version", lambda module: "2.9.1")
     found = findings(cli)
     assert found["[mlx]"]["advice"] == "pip install 'sakuradite[mlx]'"
     assert found["Ray"]["found"] == "version 2.9.1 is too old"

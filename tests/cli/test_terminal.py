@@ -137,3 +137,17 @@ def test_the_shell_without_a_daemon_stays_usable(monkeypatch: pytest.MonkeyPatch
         terminal.press("exit\r")
         assert terminal.end() == 0
     assert os.environ["SAKURADITE_BASE_URL"]
+
+
+def test_ctrl_c_between_lines_keeps_what_is_done(daemon: Daemon, questions: Path, tmp_path: Path) -> None:
+    states, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    states.write_bytes(b"".join(orjson.dumps(f"state {i}") + b"\n" for i in range(100_000)))
+    asked = ("run", MODEL, "-q", questions, "--jsonl", "-o", out, "--resume")
+    with Terminal(*asked, stdin=states) as terminal:
+        terminal.expect("/s")
+        terminal.press("\x03")
+        assert terminal.end() == 130
+    assert terminal.shown.rstrip().endswith("error: interrupted")
+    assert "Traceback" not in terminal.shown
+    rows = [orjson.loads(row) for row in out.read_bytes().splitlines()]
+    assert [row["line"] for row in rows] == list(range(1, len(rows) + 1))

@@ -62,23 +62,24 @@ def test_wrong_requests_are_refused_as_the_server_refuses_them(
         ("\ud800", "surrogate"),
         ({1: "x"}, "keys"),
         ({"a": object()}, "object is not a JSON value"),
-        (b"x", "text or a JSON object or a JSON list"),
+        (b"x", "text, a JSON object or a JSON list"),
     ],
 )
 def test_states_that_no_json_can_hold(state: Any, message: str) -> None:
     with pytest.raises(ValidationError, match=message) as raised:
         decision(MODEL, state, QUESTIONS)
-    assert raised.value.param == "state"
+    assert raised.value.param is not None
+    assert raised.value.param.partition(".")[0].partition("[")[0] == "state"
 
 
-def test_all_problems_of_all_questions_are_listed() -> None:
-    wrong: dict[str, Any] = {"a": {"type": "huh"}, "b": NOUL, "c": {"type": "choice", "criteria": {"x": 1, "y": 2}}}
+def test_the_problems_of_all_questions_are_listed() -> None:
+    wrong: dict[str, Any] = {"a": {"type": "huh"}, "b": NOUL, "c": {"type": "choice", "criteria": {"x": 1}, "y": 2}}
     with pytest.raises(ValidationError) as raised:
         decision(MODEL, "x", wrong)
     assert [problem.loc[2:] for problem in raised.value.detail] == [
         ("a", "type"),
         ("c", "criteria", "x"),
-        ("c", "criteria", "y"),
+        ("c", "y"),
     ]
 
 
@@ -86,7 +87,7 @@ def test_content_that_cannot_be_rendered_is_located() -> None:
     question = Choice(criteria={"a": {"n": float("nan")}, "b": None})
     with pytest.raises(ValidationError) as raised:
         decision(MODEL, "x", {"q": question})
-    assert raised.value.param == "questions.q.criteria.a"
+    assert raised.value.param == "questions.q.criteria.a.n"
 
 
 def test_questions_may_be_models_or_mappings() -> None:

@@ -1,0 +1,1 @@
+"""How long the package and its commands take to start."""

@@ -81,11 +81,7 @@ class ModelCalls:
 
     def __init__(self, application: str, timeout: float, cold_start: str = "wait") -> None:
         """`timeout` in seconds for requests that bring none. Must be called inside the event loop that will use it."""
-        from ray import serve
-
-        handle: Any = serve.get_deployment_handle(MODEL_DEPLOYMENT, application)
-        # In our own loop: Serve's own would be a thread and two hops away.
-        handle._init(_run_router_in_separate_loop=False)
+        handle = handle_of(MODEL_DEPLOYMENT, application)
         streaming = handle.options(stream=True, method_name="decide_many")
         self._by_grpc = streaming.options(_by_reference=False)
         self._by_reference = streaming.options(_by_reference=True)
@@ -98,6 +94,8 @@ class ModelCalls:
         self._timer: asyncio.TimerHandle | None = None
         self._cancelled: list[str] = []
         self._numbers = itertools.count()
+        self._open = 0
+        self._idle: asyncio.Future[None] | None = None
         self._name = f"{os.getpid():x}-{id(self):x}"
 
     async def decide(self, request: RequestRecord) -> AsyncGenerator[list[Outcome]]:
@@ -111,6 +109,7 @@ class ModelCalls:
         deadline = self._loop.time() + allowed + GRACE_SECONDS
         # Callers may choose equal request ids, so the call has keys of its own.
         ticket = _Ticket(f"{self._name}-{next(self._numbers)}", request)
+        self._open += 1
         self._waiting.append(ticket)
         self._send()
         try:
@@ -125,8 +124,18 @@ class ModelCalls:
                 else:
                     return
         finally:
+            self._open -= 1
+            if self._open == 0 and self._idle is not None and not self._idle.done():
+                self._idle.set_result(None)
             if not ticket.done:
                 self._cancel(ticket)
+
+    async def retire(self) -> None:
+        """Close when the requests in flight are answered, for a model that gets no new ones."""
+        if self._open:
+            self._idle = self._loop.create_future()
+            await self._idle
+        await self.close()
 
     async def describe(self) -> dict[str, Any]:
         """What one replica says of itself: see `Model.describe`."""
@@ -142,7 +151,7 @@ class ModelCalls:
         for call in list(self._calls):
             call.cancel()
         await asyncio.gather(*self._calls, return_exceptions=True)
-        await self._handle.shutdown_async() if hasattr(self._handle, "shutdown_async") else None
+        await self._handle.shutdown_async()
 
     async def _wake(self, ticket: _Ticket, deadline: float, allowed: float) -> None:
         ticket.wake = self._loop.create_future()
@@ -233,6 +242,18 @@ class ModelCalls:
         """To every replica: which one has the request is Serve's secret. Nobody waits for the answer."""
         keys, self._cancelled = self._cancelled, []
         self._handle.options(_by_reference=False).broadcast("cancel", keys)._ensure_scheduled()
+
+
+def handle_of(deployment: str, application: str) -> Any:
+    """A Serve handle of its own that works in this event loop: Serve's own loop would be a thread and two hops away.
+
+    Made without `serve.get_deployment_handle`, which gives out one handle again and again, a closed one too.
+    """
+    from ray.serve.handle import DeploymentHandle
+
+    handle: Any = DeploymentHandle(deployment, application)
+    handle._init(_run_router_in_separate_loop=False)
+    return handle
 
 
 def running_replicas(handle: Any) -> int:

@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,14 @@ from filelock import FileLock, Timeout
 from sakuradite.cluster import deploy, local
 from sakuradite.cluster.administration import patiently
 from sakuradite.cluster.application import CATALOG_DEPLOYMENT, ROUTER_DEPLOYMENT, SERVER, server_application
+from sakuradite.cluster.calls import handle_of
 from sakuradite.config import ServerConfig, home_directory
 from sakuradite.errors import ConfigurationError
 from sakuradite.http.auth import Gatekeeper
 from sakuradite.http.keys import Keys, ensure_admin_key
 
+CLOSE_SECONDS = 15.0
+"""For the catalog to cancel what is under way, and for a router beyond the drain time."""
 INTERRUPTED = 130
 """Exit code of a second Ctrl-C."""
 
@@ -38,7 +41,6 @@ def serve(config: ServerConfig, restore: bool = False, say: Callable[[str], None
         keys = Keys.of(config.model_copy(update={"admin_key": ensure_admin_key(home)}))
     Gatekeeper(config, keys)  # refuses what would be open to others, before anything starts
     with _only_one(home, config) as announce:
-        config = config.model_copy(update={"home": home, "port": _free_port(config)})
         asyncio.run(_Daemon(config, keys, home, say or _print).run(restore, announce))
 
 
@@ -50,9 +52,11 @@ class _Daemon:
     """One run of the daemon, on one event loop."""
 
     def __init__(self, config: ServerConfig, keys: Keys, home: Path, say: Callable[[str], None]) -> None:
-        self._config, self._keys, self._home, self._say = config, keys, home, say
+        self._asked, self._keys, self._home, self._say = config, keys, home, say
+        self._config = config.model_copy(update={"home": home, "port": _free_port(config)})
         self._stop = asyncio.Event()
-        self._deployed = False
+        self._connected = self._deployed = False
+        self._models: list[str] = []
         self._owned = config.address is None
 
     async def run(self, restore: bool, announce: Callable[[ServerConfig], None]) -> None:
@@ -84,7 +88,13 @@ class _Daemon:
 
     async def _start(self, restore: bool) -> None:
         self._say("Starting Ray..." if self._owned else f"Joining the Ray cluster at {self._config.address}...")
-        await deploy.to_the_end(deploy.in_thread(self._connect))
+        if self._owned:
+            self._connected = True
+            await deploy.to_the_end(deploy.in_thread(lambda: local.acquire(cluster=True)))
+        else:
+            # May take as long as the network likes, and leaves nothing: Ctrl-C need not wait for it.
+            await deploy.in_thread(lambda: local.join(self._config.address or "auto"))
+            self._connected = True
         await deploy.to_the_end(deploy.in_thread(self._deploy))
         host, port = await deploy.first_answer(SERVER, self._ask(ROUTER_DEPLOYMENT, "address"))
         self._say(f"Sakuradite listens on {_url(host, port)}")
@@ -92,17 +102,10 @@ class _Daemon:
             operations = await self._ask(CATALOG_DEPLOYMENT, "restore")
             self._say(f"Restoring {', '.join(o.model for o in operations) or 'nothing'}")
 
-    def _connect(self) -> None:
-        if self._owned:
-            local.acquire(cluster=True)
-        else:
-            assert self._config.address is not None
-            local.join(self._config.address)
-
     def _deploy(self) -> None:
         """Hand router and catalog to Serve, unless the cluster has them already."""
         if SERVER in deploy.applications():
-            raise ConfigurationError(_other_settings(self._running_settings(), self._config, "this cluster"))
+            raise ConfigurationError(_other_settings(self._running_settings(), self._asked, "this cluster"))
         node = None if self._owned else local.node_address()
         application = server_application(self._config, self._keys, self._home, node=node, environment=not self._owned)
         self._deployed = True
@@ -116,29 +119,33 @@ class _Daemon:
         return settings
 
     async def _ask(self, deployment: str, method: str) -> Any:
-        from ray import serve
-
-        handle: Any = serve.get_deployment_handle(deployment, SERVER)
-        handle._init(_run_router_in_separate_loop=False)
+        handle = handle_of(deployment, SERVER)
         return await patiently(lambda: getattr(handle, method).remote())
 
     async def _take_down(self) -> None:
-        """Drain the routers, then the models; then Ray, if it is ours."""
+        """Drain the routers, then the models; then Ray, if it is ours. What fails is said, and the rest still done."""
         if self._deployed:
-            with contextlib.suppress(Exception):  # what is broken already cannot be drained
-                await self._drain()
-        await deploy.in_thread(local.release)
+            await self._try("cancel what is under way", self._close_catalog())
+            await self._try("drain the router", self._drain_routers())
+            if not self._owned:
+                for name in (*self._models, SERVER):
+                    await self._try(f"remove {name}", deploy.in_thread(lambda name=name: deploy.delete(name)))  # type: ignore[misc]
+        if self._connected:
+            await deploy.in_thread(local.release)
 
-    async def _drain(self) -> None:
-        from ray import serve
+    async def _try(self, what: str, step: Awaitable[None]) -> None:
+        try:
+            await step
+        except Exception as error:  # the cluster may be broken in any way by now
+            self._say(f"Could not {what}: {type(error).__name__}: {error}")
 
-        models = await asyncio.wait_for(self._ask(CATALOG_DEPLOYMENT, "close"), 15)
-        handle: Any = serve.get_deployment_handle(ROUTER_DEPLOYMENT, SERVER)
-        handle._init(_run_router_in_separate_loop=False)
-        await handle.broadcast("drain").results_async(timeout_s=self._config.drain_timeout + 2, return_exceptions=True)
-        if not self._owned:
-            for name in (*models, SERVER):
-                await deploy.in_thread(lambda name=name: deploy.delete(name))  # type: ignore[misc]
+    async def _close_catalog(self) -> None:
+        async with asyncio.timeout(CLOSE_SECONDS):
+            self._models = await self._ask(CATALOG_DEPLOYMENT, "close")
+
+    async def _drain_routers(self) -> None:
+        handle = handle_of(ROUTER_DEPLOYMENT, SERVER)
+        await handle.broadcast("drain").results_async(timeout_s=self._config.drain_timeout + CLOSE_SECONDS)
 
     def _abandon(self) -> None:
         from ray import serve

@@ -27,7 +27,9 @@ class ServeGateway:
         self._catalog = catalog
         self._name = secrets.token_hex(8)
         self._table = Table()
-        self._calls: dict[str, ModelCalls] = {}
+        self._calls: dict[str, tuple[str, ModelCalls]] = {}
+        """By model, with the application that they go to."""
+        self._retiring: set[asyncio.Task[None]] = set()
         self.followed = asyncio.Event()
         """Set once the first table has come."""
 
@@ -38,10 +40,9 @@ class ServeGateway:
         return self._table.resolve(name)
 
     def decide(self, model: ResidentModel, request: RequestRecord) -> AsyncGenerator[list[Outcome]]:
-        calls = self._calls.get(model.id)
-        if calls is None:  # unloaded since it was resolved
+        if (found := self._calls.get(model.id)) is None:  # unloaded since it was resolved
             raise ModelNotFoundError(f"{model.id} is no longer loaded", param="model")
-        return calls.decide(request)
+        return found[1].decide(request)
 
     async def follow(self) -> None:
         """Take over every table that the catalog sends. Ends only by cancellation."""
@@ -60,9 +61,13 @@ class ServeGateway:
     def _take(self, table: Table) -> None:
         self._table = table
         ready = {model: entry for model, entry in table.entries.items() if entry.state == "ready"}
-        for model in set(self._calls) - set(ready):
-            # What is in flight finishes there: the model is drained before it goes.
-            del self._calls[model]
+        for model, (application, calls) in list(self._calls.items()):
+            if model not in ready or ready[model].application != application:
+                del self._calls[model]
+                task = asyncio.ensure_future(calls.retire())  # the model is drained before it goes
+                self._retiring.add(task)
+                task.add_done_callback(self._retiring.discard)
         for model, entry in ready.items():
             if model not in self._calls:
-                self._calls[model] = ModelCalls(entry.application, entry.timeout, entry.cold_start)
+                calls = ModelCalls(entry.application, entry.timeout, entry.cold_start)
+                self._calls[model] = entry.application, calls

@@ -14,6 +14,7 @@ import platform
 import queue
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -39,6 +40,7 @@ OBJECT_STORE_BYTES = 200 << 20
 """Of address space, touched only by requests over the gRPC limit. Ray's own minimum is 75 MiB."""
 MIN_OBJECT_STORE_BYTES = 78 << 20
 
+CONNECT_SECONDS = 5.0
 LOOPBACK = "127.0.0.1"
 NAMESPACE = "sakuradite"
 
@@ -114,14 +116,28 @@ def join(address: str) -> None:
         if _local.pid != os.getpid():
             _reset()
         try:
+            _check_reachable(address)
             _hush(True)
             with _quiet("ray"), _same_sigterm():
                 ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
         except Exception as error:
-            raise ConfigurationError(f"no Ray cluster at {address!r}: {error}", param="address") from None
+            _hush(False)
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise ConfigurationError(f"no Ray cluster at {address!r}: {reason}", param="address") from None
         _local.disconnect = True
         start_serve()
         _local.holders += 1
+
+
+def _check_reachable(address: str) -> None:
+    """Raises OSError within seconds where nothing listens: Ray itself tries for minutes."""
+    from ray._private import services
+
+    if "://" in address:
+        raise OSError("an address is HOST:PORT of the cluster's GCS, or auto; Ray Client is not supported")
+    host, _, port = str(services.canonicalize_bootstrap_address(address, None)).rpartition(":")
+    with socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS):
+        pass
 
 
 def node_address() -> str:

@@ -84,6 +84,7 @@ class Cluster:
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
     environment = {
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # on loopback, and its address taken as it is
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(16),
         "SAKURADITE_API_KEY": "inference-key",
@@ -112,6 +113,7 @@ def test_a_daemon_joins_a_cluster_and_leaves_others_alone(
     assert daemon.url in errors
     assert "max_request_bytes 33554432 instead of 5" in errors
     assert daemon.stop(signal.SIGTERM) == (0, "")
+    assert daemon.lines[2:] == ["Stopping; once more to stop at once."]
     assert cluster.ask() == {"own"}
     assert httpx.get(f"http://127.0.0.1:{cluster.port}/own", trust_env=False).text == "mine"
 

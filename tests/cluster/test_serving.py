@@ -19,8 +19,8 @@ pytestmark = pytest.mark.ray
 
 
 def replicas(daemon: Daemon, deployment: str) -> list[int]:
-    """The processes of a deployment's replicas, as `ray::ServeReplica:application:deployment`."""
-    return [p for p in descendants(daemon.process.pid) if name(p).startswith(f"ray::ServeReplica:{deployment}")]
+    """The processes of `Replica:application:deployment` (or its beginning), or of the `Controller`."""
+    return [p for p in descendants(daemon.process.pid) if name(p).startswith(f"ray::Serve{deployment}")]
 
 
 def test_load_ps_run_unload(daemon: Daemon) -> None:
@@ -247,7 +247,9 @@ def test_restarts_keep_the_books(daemons: Callable[..., Daemon]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("deployment", ["sakuradite:Catalog", "sakuradite:Router", "model-fake-hard"])
+@pytest.mark.parametrize(
+    "deployment", ["Replica:sakuradite:Catalog", "Replica:sakuradite:Router", "Replica:model-fake-hard", "Controller"]
+)
 def test_a_killed_process_loses_nothing(deployment: str, daemon: Daemon) -> None:
     done = daemon.load(model="fake-hard")
     slow = daemon.admin("POST", "/models/load", json={"model": "fake?load=8", "backend": "fake"}).json()["id"]

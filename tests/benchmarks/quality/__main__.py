@@ -34,7 +34,7 @@ def main() -> None:
     measure.add_argument("--shipped", action="store_true")
     show = commands.add_parser("table")
     show.add_argument("results", type=Path)
-    show.add_argument("--base", default="shipped", help="the run that others are compared with")
+    show.add_argument("--base", default="draft", help="the run that others are compared with")
     arguments = parser.parse_args()
     if arguments.command == "table":
         print(table(read_cases(), _results(arguments.results), arguments.base))
@@ -54,7 +54,7 @@ def _measure(arguments: argparse.Namespace) -> None:
         print(f"{arguments.name} {name}: {time.perf_counter() - start:.0f} s", flush=True)
 
     if arguments.shipped:
-        keep("shipped", asyncio.run(shipped(arguments.checkpoint, arguments.dtype, cases)))
+        keep("engine", asyncio.run(shipped(arguments.checkpoint, arguments.dtype, cases)))
         return
     named = {name: _run(name) for name in arguments.wording or WORDINGS}
     model = Model(arguments.checkpoint, arguments.dtype)

@@ -1,7 +1,7 @@
-"""Score the cases with one wording on one checkpoint: plain Transformers, many rows packed in one sequence.
+"""Score the cases with several wordings on one checkpoint: the engine's prompts, the plain forward of Transformers.
 
-The rows of a state share its tokens. A mask keeps every row to its own state and question, so packing changes nothing
-but the time.
+Many rows are packed in one sequence, and the rows of a state share its tokens. A mask keeps every row to its own state
+and question, so packing changes nothing but the time.
 """
 
 from __future__ import annotations
@@ -9,20 +9,26 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import batched, groupby
+from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
 
+from sakuradite.engine.compile import Compiler
+from sakuradite.engine.plan import PlannedQuestion
+from sakuradite.engine.prompt import Wording
+from sakuradite.engine.tokenizer import FastTokenizer
+from sakuradite.errors import APIError
 from sakuradite.questions import Question, question_record, render
-from sakuradite.records import QuestionRecord
-from tests.benchmarks.quality.wordings import Wording
+from sakuradite.records import QuestionRecord, RequestRecord
+
+type Part = tuple[list[int], list[list[int]]]
+"""A prefix and the rows that go on from it, as tokens."""
 
 CASES = Path(__file__).with_name("cases.jsonl")
 PACKED_TOKENS = 900  # of one forward: enough for matrix speed on a CPU, small enough for the quadratic mask
-MAX_ROWS = 24  # of one state in a forward
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,51 +68,46 @@ def read_cases() -> list[Case]:
     return cases
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A wording, with the candidates in the order given or turned round (the levels of a score keep theirs)."""
+
+    wording: Wording
+    turned: bool = False
+
+
 class Model:
-    """A checkpoint and its tokenizer, with the frame that its chat template puts around one user turn."""
+    """A checkpoint: the engine's tokenizer and prompts, and the plain forward of Transformers."""
 
     def __init__(self, folder: Path, dtype: str) -> None:
         import torch
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoModelForCausalLM
 
-        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.name = folder.name
+        self.tokenizer = FastTokenizer(folder)
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
-        if self.tokenizer.chat_template is None:
-            self.opening, self.closing = self.tokenizer.bos_token or "", "\n\n"
-        else:
-            turn = [{"role": "user", "content": "THEMARK"}]
-            text = self.tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
-            self.opening, self.closing = text.split("THEMARK")
 
-    def tokens(self, text: str) -> list[int]:
-        """Token ids of a piece of the prompt, with nothing added."""
-        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return ids
-
-    def forward(self, prefixes: Sequence[tuple[list[int], list[list[int]]]]) -> list[Any]:
-        """For each row of each prefix, log-probabilities of the next token over the vocabulary."""
+    def forward(self, parts: Sequence[Part]) -> list[Any]:
+        """For each row of each part, log-probabilities of the next token over the vocabulary."""
         import torch
 
         ids: list[int] = []
         positions: list[int] = []
         last: list[int] = []
         owner: list[int] = []
-        allowed: list[tuple[int, ...]] = []
-        segment = 0
-        for prefix, rows in prefixes:
-            shared = segment
+        shared: list[int] = []  # for each segment, the one it may see besides itself
+        for prefix, rows in parts:
+            first = len(shared)
             for i, part in enumerate([prefix, *rows]):
-                start = 0 if i == 0 else len(prefix)
+                start = len(prefix) if i else 0
                 ids += part
                 positions += range(start, start + len(part))
-                owner += [segment] * len(part)
-                allowed.append((segment,) if i == 0 else (shared, segment))
+                owner += [len(shared)] * len(part)
+                shared.append(first)
                 if i:
                     last.append(len(ids) - 1)
-                segment += 1
         own = torch.tensor(owner)
-        first = torch.tensor([a[0] for a in allowed])[own]
-        visible = ((own[:, None] == own[None]) | (first[:, None] == own[None])).tril()
+        visible = ((own[:, None] == own[None]) | (torch.tensor(shared)[own][:, None] == own[None])).tril()
         dtype = self.model.dtype
         mask = torch.zeros(visible.shape, dtype=dtype).masked_fill(~visible, torch.finfo(dtype).min)
         with torch.inference_mode():
@@ -120,30 +121,38 @@ class Model:
         return list(logits.float().log_softmax(-1))
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """A wording, with the options in the order given or reversed."""
-
-    wording: Wording
-    reverse: bool = False
-
-
 def score(model: Model, runs: Sequence[Run], cases: Sequence[Case]) -> list[list[Scored]]:
     """For each run, the probabilities of every case. The runs share one head, and so each state's tokens."""
-    (head,) = {run.wording.head for run in runs}
-    opening = model.tokens(model.opening + head)
+    compilers = [_compiler(model, run) for run in runs]
+    (_,) = {compiler.head for compiler in compilers}
     scored: list[list[Scored]] = [[] for _ in runs]
     pack = _Pack()
     for state, group in groupby(cases, key=lambda case: case.state):
-        prefix = opening + model.tokens(state)
-        rows = [(i, *_row(model, run, case.question)) for case in group for i, run in enumerate(runs)]
-        for part in batched(rows, MAX_ROWS):
+        asked = list(group)
+        for i, (run, compiler) in enumerate(zip(runs, compilers, strict=True)):
             if pack.size > PACKED_TOKENS:
                 pack.read(model, scored)
                 pack = _Pack()
-            pack.add(prefix, part)
+            questions = [_turned(case.question) if run.turned else case.question for case in asked]
+            (plan,) = compiler.compile([RequestRecord("quality", (state,), tuple(questions))])
+            if isinstance(plan, APIError) or plan.failures:
+                raise RuntimeError(f"not every question could be compiled: {plan}")
+            for question, case in zip(plan.questions, asked, strict=True):
+                pack.add(i, question, backwards=run.turned and case.question.kind == "choice")
     pack.read(model, scored)
     return scored
+
+
+def _compiler(model: Model, run: Run) -> Compiler:
+    """The engine's compiler for a run; a noul is turned by its wording, a choice by its candidates."""
+    wording = replace(run.wording, noul_turned=run.wording.noul_turned != run.turned)
+    return Compiler(model.tokenizer, model.name, 8192, wording)
+
+
+def _turned(question: QuestionRecord) -> QuestionRecord:
+    if question.kind != "choice":
+        return question
+    return replace(question, candidates=question.candidates[::-1])
 
 
 class _Pack:
@@ -151,39 +160,21 @@ class _Pack:
 
     def __init__(self) -> None:
         self.size = 0
-        self.parts: list[tuple[list[int], list[list[int]]]] = []
-        self.reads: list[tuple[int, list[int], int]] = []
+        self.parts: list[Part] = []
+        self.reads: list[tuple[int, PlannedQuestion, bool]] = []
 
-    def add(self, prefix: list[int], rows: Sequence[tuple[int, list[int], list[int]]]) -> None:
-        self.parts.append((prefix, [tokens for _, tokens, _ in rows]))
-        self.reads += [(run, labels, len(prefix) + len(tokens)) for run, tokens, labels in rows]
-        self.size += len(prefix) + sum(len(tokens) for _, tokens, _ in rows)
+    def add(self, run: int, question: PlannedQuestion, backwards: bool) -> None:
+        prefix, (row,) = list(question.prefix.tokens), question.rows
+        if not self.parts or self.parts[-1][0] != prefix:
+            self.parts.append((prefix, []))
+            self.size += len(prefix)
+        self.parts[-1][1].append(list(row.suffix))
+        self.reads.append((run, question, backwards))
+        self.size += len(row.suffix)
 
     def read(self, model: Model, scored: list[list[Scored]]) -> None:
-        for logs, (run, labels, length) in zip(model.forward(self.parts), self.reads, strict=True):
-            weights = [math.exp(logs[label].item()) for label in labels]
+        for logs, (run, question, backwards) in zip(model.forward(self.parts), self.reads, strict=True):
+            weights = [math.exp(logs[token].item()) for (token,) in question.labels.paths]
             mass = sum(weights)
-            scored[run].append(Scored(tuple(w / mass for w in weights), mass, length))
-
-
-def _row(model: Model, run: Run, question: QuestionRecord) -> tuple[list[int], list[int]]:
-    """The tokens after the state, and the token of each candidate's label."""
-    wording = run.wording
-    codes = wording.codes(question)
-    turned = run.reverse and question.kind != "score"  # levels keep their order
-    if turned:
-        candidates = tuple(reversed(question.candidates))
-        if question.kind == "noul" and wording.noul is None:
-            raise NotImplementedError("a noul asked as options names them Yes and No in this order")
-        question = QuestionRecord(question.kind, question.instructions, candidates)
-        codes = tuple(reversed(codes)) if question.kind == "noul" else codes
-    cue, gap = wording.cue_of(codes)
-    row = model.tokens(wording.text(question, codes) + model.closing + cue)
-    labels = []
-    closing = model.tokens(model.closing + cue)
-    for code in codes:
-        added = model.tokens(model.closing + cue + gap + code)
-        if added[: len(closing)] != closing or len(added) != len(closing) + 1:
-            raise ValueError(f"{code!r} is not one clean token after {cue + gap!r}")
-        labels.append(added[-1])
-    return row, labels[::-1] if turned else labels
+            p = [weight / mass for weight in weights]
+            scored[run].append(Scored(tuple(reversed(p) if backwards else p), mass, question.input_tokens))

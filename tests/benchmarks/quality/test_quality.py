@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from string import ascii_uppercase
 
 import pytest
 
+from sakuradite.engine.prompt import WORDING, question_text
 from sakuradite.records import Kind, QuestionRecord
 from tests.benchmarks.quality import report
-from tests.benchmarks.quality.scoring import Case, Scored, read_cases
+from tests.benchmarks.quality.scoring import Case, Model, Run, Scored, read_cases, score
+from tests.benchmarks.quality.shipped import shipped
 from tests.benchmarks.quality.wordings import WORDINGS
 
 
@@ -37,17 +42,34 @@ def test_no_kind_can_be_answered_by_habit() -> None:
     assert max(at_ends.values()) < 0.4 * len(scores)
 
 
-def test_every_wording_shows_every_option_with_its_label() -> None:
-    for wording in WORDINGS.values():
+def test_every_wording_shows_every_option() -> None:
+    for name, wording in WORDINGS.items():
         for case in read_cases():
-            codes = wording.codes(case.question)
-            text = wording.text(case.question, codes)
-            assert len(set(codes)) == len(case.question.candidates)
+            text = question_text(case.question, ascii_uppercase[: len(case.question.candidates)], wording)
             for candidate in case.question.candidates:
-                if candidate.description is not None:
-                    assert str(candidate.description[0]) in text, wording.name
-                if case.question.kind == "choice":
-                    assert candidate.name in text, wording.name
+                assert candidate.description is None or str(candidate.description[0]) in text, name
+                assert case.question.kind != "choice" or candidate.name in text, name
+
+
+async def test_packed_rows_score_as_the_engine_does(tiny: Callable[..., Path]) -> None:
+    """Several states, questions and runs in one sequence give what the engine gives; turned runs come back in order."""
+    folder = tiny("qwen2")
+    cases = [case for case in read_cases() if case.state_id in ("001", "005", "082")]
+    engine = await shipped(folder, "float32", cases)
+    packed, again, turned = score(
+        Model(folder, "float32"), [Run(WORDING), Run(WORDING), Run(WORDING, turned=True)], cases
+    )
+    for i, (case, wanted) in enumerate(zip(cases, engine, strict=True)):
+        for found in (packed[i], again[i]):
+            assert found.probabilities == pytest.approx(wanted.probabilities, abs=1e-5)
+            assert found.mass == pytest.approx(wanted.mass, abs=1e-5)
+            assert found.tokens == wanted.tokens
+        if case.question.kind == "choice":
+            back = QuestionRecord("choice", case.question.instructions, case.question.candidates[::-1])
+            (alone,) = await shipped(folder, "float32", [Case("x", "d", case.state, back, 0)])
+            assert turned[i].probabilities == pytest.approx(alone.probabilities[::-1], abs=1e-5)
+        elif case.question.kind == "score":
+            assert turned[i].probabilities == pytest.approx(packed[i].probabilities, abs=1e-5)
 
 
 def cases_of(count: int, states: int) -> list[Case]:

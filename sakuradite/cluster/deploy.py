@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from sakuradite.cluster.calls import ModelCalls
@@ -126,12 +127,28 @@ def applications() -> dict[str, str]:
     return {name: str(app.status) for name, app in serve.status().applications.items()}
 
 
-def delete(name: str) -> None:
-    """Drain and delete; returns when the replicas are gone. Blocks."""
+def delete(name: str, drain: bool = True) -> None:
+    """Drain and delete; returns when the replicas are gone. Blocks.
+
+    Without `drain` the replicas are killed, for a load that came to nothing: Serve asks one that waits for its
+    resources to finish its requests, and waits for the answer all of the drain time.
+    """
     import time
 
     from ray import serve
 
     serve.delete(name, _blocking=False)
     while name in serve.status().applications:
+        if not drain:
+            _kill_replicas(name)
         time.sleep(0.1)
+
+
+def _kill_replicas(name: str) -> None:
+    """Kill the replicas of an application, not yet started ones too (by Serve's names for them; a test watches)."""
+    import ray
+
+    for actor in ray.util.list_named_actors(all_namespaces=True):
+        if actor["namespace"] == "serve" and actor["name"].startswith(f"SERVE_REPLICA::{name}#"):
+            with suppress(ValueError):  # gone meanwhile
+                ray.kill(ray.get_actor(actor["name"], namespace="serve"))

@@ -28,6 +28,8 @@ class ModelRecord(BaseModel):
     path: str | None = None
     managed: bool = False
     created: int = 0
+    asked: dict[str, float] = Field(default_factory=dict)
+    """What one replica asked the scheduler for."""
     loaded_at: float | None = None
     capabilities: ModelCapabilities | None = None
     last_error: OperationError | None = None

@@ -20,8 +20,8 @@ from sakuradite.cluster import deploy
 from sakuradite.cluster.application import model_application
 from sakuradite.cluster.calls import ModelCalls
 from sakuradite.cluster.journal import MAX_COMPLETED, History, Journal, ModelRecord
-from sakuradite.cluster.resources import check_resources
-from sakuradite.config import ModelConfig
+from sakuradite.cluster.resources import check_resources, first_replicas, needs
+from sakuradite.config import ModelConfig, ReplicaRange
 from sakuradite.errors import (
     APIError,
     CancelledOperationError,
@@ -62,6 +62,7 @@ class Lifecycle:
         self._changed, self._published = changed, published
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._closing = False
+        self._scheduling = asyncio.Lock()
         self.state, history = journal.read()
         self.operations = {operation.id: operation for operation in history.operations}
         if self.state.session == session:
@@ -173,7 +174,7 @@ class Lifecycle:
             self._progress(operation_id, Progress(phase="resolving"))
             config = await self._fetch(record, operation_id)
             self._progress(operation_id, Progress(phase="scheduling"))
-            options = await deploy.in_thread(lambda: self._options(record, config))
+            options = await self._options(record, config)
             application = model_application(config, self._home, options=options, drain=self._drain)
             await deploy.to_the_end(deploy.in_thread(lambda: deploy.submit_once(record.application, application)))
             self._progress(operation_id, Progress(phase="loading"))
@@ -199,9 +200,27 @@ class Lifecycle:
             if calls is not None:
                 await calls.close()
 
-    def _options(self, record: ModelRecord, config: ModelConfig) -> dict[str, Any]:
+    async def _options(self, record: ModelRecord, config: ModelConfig) -> dict[str, Any]:
         """What to ask the scheduler for, unless an earlier catalog has asked already."""
-        return {} if record.application in deploy.applications() else check_resources(config)
+        async with self._scheduling:  # two loads at once must not both be promised the last GPU
+            if record.application in await deploy.in_thread(deploy.applications):
+                return {}
+            promised = self._promised(record)
+            options = await deploy.in_thread(lambda: check_resources(config, promised))
+            record.asked = needs(options)
+            return options
+
+    def _promised(self, but: ModelRecord) -> dict[str, float]:
+        """What all other models hold or have been told that they get, by resource."""
+        sums: dict[str, float] = {}
+        for record in self.models.values():
+            if record is but or record.state not in ("loading", "ready", "draining"):
+                continue
+            scaled = record.config.replicas if isinstance(record.config.replicas, ReplicaRange) else None
+            replicas = scaled.min if scaled and record.state == "ready" else first_replicas(record.config)
+            for name, n in record.asked.items():
+                sums[name] = sums.get(name, 0.0) + n * replicas
+        return sums
 
     async def _fetch(self, record: ModelRecord, operation_id: str) -> ModelConfig:
         """The files on this machine, and the configuration with the commit that they are of."""
@@ -253,7 +272,7 @@ class Lifecycle:
 
     async def _undo(self, record: ModelRecord) -> None:
         with suppress(Exception):  # it may not have come to exist; the operation's own error is what counts
-            await deploy.in_thread(lambda: deploy.delete(record.application))
+            await deploy.in_thread(lambda: deploy.delete(record.application, drain=False))
 
     async def _pull(self, model: str, revision: str | None, offline: bool, operation_id: str) -> None:
         from sakuradite.hub.names import local_path

@@ -36,11 +36,12 @@ def actor_options(config: ModelConfig, cluster: dict[str, float] | None = None) 
     return options
 
 
-def check_resources(config: ModelConfig) -> dict[str, Any]:
+def check_resources(config: ModelConfig, promised: dict[str, float] | None = None) -> dict[str, Any]:
     """The options of a replica, once the connected cluster can give them to as many replicas as are wanted at least.
 
-    Raises InsufficientResourcesError that says what is needed and what there is. Where an autoscaler may add nodes
-    nothing is refused.
+    `promised` is what the other models were told they get: a replica that is not scheduled yet holds nothing so far,
+    and Ray shows it as free. Raises InsufficientResourcesError that says what is needed and what there is. Where an
+    autoscaler may add nodes nothing is refused.
     """
     import ray
 
@@ -48,11 +49,21 @@ def check_resources(config: ModelConfig) -> dict[str, Any]:
     options = actor_options(config, total)
     if not _autoscaler_may_help():
         wanted = needs(options)
-        replicas = config.replicas if isinstance(config.replicas, int) else max(1, config.replicas.min)
-        lacking = shortfall(wanted, replicas, _nodes(config.placement), ray.available_resources())
+        free = unpromised(ray.available_resources(), total, promised or {})
+        lacking = shortfall(wanted, first_replicas(config), _nodes(config.placement), free)
         if lacking is not None:
             raise InsufficientResourcesError(lacking, param="device" if "GPU" in lacking else None)
     return options
+
+
+def first_replicas(config: ModelConfig) -> int:
+    """How many replicas a load starts with."""
+    return config.replicas if isinstance(config.replicas, int) else max(1, config.replicas.min)
+
+
+def unpromised(available: dict[str, float], total: dict[str, float], promised: dict[str, float]) -> dict[str, float]:
+    """What is free for one more: neither taken (by whomever) nor promised to others."""
+    return {name: min(n, total.get(name, 0.0) - promised.get(name, 0.0)) for name, n in available.items()}
 
 
 def needs(options: dict[str, Any]) -> dict[str, float]:

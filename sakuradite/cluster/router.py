@@ -109,6 +109,7 @@ def _server(application: Any, drain: float) -> Any:
     config = uvicorn.Config(
         application,
         loop="none",
+        log_config=None,  # uvicorn's own would close Serve's handlers, and a new controller would replace this replica
         lifespan="off",
         log_level="error",
         access_log=False,

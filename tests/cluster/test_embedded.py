@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sakuradite.cluster import deploy, local
+from sakuradite.cluster.application import model_application
 from sakuradite.cluster.embedded import EmbeddedModel
 from sakuradite.config import ModelConfig
 from sakuradite.engine.engine import Engine
@@ -95,6 +96,27 @@ async def test_cancelled_while_loading_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(asyncio.CancelledError):
         await starting
     assert await deploy.in_thread(deploy.applications) == {}
+
+
+@pytest.mark.parametrize("name", ["never-scheduled", "never-loaded"])
+async def test_what_never_came_up_is_deleted_without_its_drain_time(
+    name: str, model: EmbeddedModel, tmp_path: Path
+) -> None:
+    """Serve asks a replica that still waits for its resources to drain, and waits for its answer all that time."""
+    options = {"num_cpus": 10_000 if name == "never-scheduled" else 0}
+    application = model_application(config("fake?load=600"), tmp_path, options=options, drain=600.0)
+    await deploy.in_thread(lambda: local.run_in_ray_thread(lambda: deploy.submit(name, application)))
+    actors = f"SERVE_REPLICA::{name}#"
+    assert await asyncio.to_thread(eventually, lambda: any(a.startswith(actors) for a in named_actors()))
+    deleting = asyncio.ensure_future(deploy.in_thread(lambda: deploy.delete(name, drain=False)))
+    assert (await asyncio.wait([deleting], timeout=90))[0]
+    assert not [a for a in named_actors() if a.startswith(actors)]
+
+
+def named_actors() -> list[str]:
+    import ray
+
+    return [actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)]
 
 
 async def test_nothing_listens_beyond_loopback_but_the_replicas_grpc(model: EmbeddedModel) -> None:

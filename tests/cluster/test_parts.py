@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import stat
+from logging.handlers import MemoryHandler
 from pathlib import Path
 
 import pytest
 import yaml
 from pydantic import BaseModel
 
-from sakuradite.cluster import local, model
+from sakuradite.cluster import local, model, router
 from sakuradite.cluster.application import ModelArguments, ServerArguments
 from sakuradite.cluster.journal import MAX_COMPLETED, CatalogState, History, Journal, ModelRecord
 from sakuradite.cluster.lifecycle import Lifecycle, application_name, differences
-from sakuradite.cluster.resources import actor_options, needs, shortfall
+from sakuradite.cluster.resources import actor_options, needs, shortfall, unpromised
 from sakuradite.cluster.table import Entry, Table
 from sakuradite.cluster.watcher import users_of
 from sakuradite.config import ModelConfig
@@ -74,6 +76,13 @@ def test_a_shortfall_says_needed_and_available(
 ) -> None:
     found = shortfall(wanted, replicas, nodes, free)
     assert found is None if words is None else found is not None and words in found
+
+
+def test_what_was_promised_to_others_is_not_free() -> None:
+    total, promised = {"CPU": 4.0, "GPU": 1.0}, {"CPU": 3.0}
+    assert unpromised({"CPU": 4.0, "GPU": 1.0}, total, promised) == {"CPU": 1.0, "GPU": 1.0}  # nothing is scheduled yet
+    assert unpromised({"CPU": 1.0, "GPU": 1.0}, total, promised) == {"CPU": 1.0, "GPU": 1.0}  # all of it is
+    assert unpromised({"GPU": 1.0}, total, promised) == {"GPU": 1.0}  # others took the rest
 
 
 @pytest.mark.parametrize(
@@ -191,6 +200,15 @@ def test_threads_of_a_model(
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as Ray has set it
     model.set_threads(num_cpus)
     assert os.environ["OMP_NUM_THREADS"] == threads
+
+
+def test_the_http_server_leaves_the_log_handlers_of_serve_alone() -> None:
+    """Serve's replica names its handler's file to a new controller; one that cannot is replaced."""
+    target = logging.NullHandler()
+    handler = MemoryHandler(1, target=target)
+    router._server(None, 1.0)
+    assert handler.target is target
+    handler.close()
 
 
 def test_the_watcher_sees_who_uses_a_folder(tmp_path: Path) -> None:

@@ -118,6 +118,19 @@ def test_what_the_cluster_cannot_give_is_said_at_once(
     daemon.unload(model)
 
 
+def test_of_loads_at_once_one_is_told_that_nothing_is_left(daemon: Daemon) -> None:
+    """The first one's replicas are not scheduled yet when the second looks: both would wait, one of them for ever."""
+    cpus = os.cpu_count() or 1
+    bodies = [{"model": f"fake-{n}", "backend": "fake", "num_cpus": cpus, "replicas": 1} for n in ("one", "two")]
+    started = [daemon.admin("POST", "/models/load", json=body).json()["id"] for body in bodies]
+    first, second = (daemon.wait(operation) for operation in started)
+    assert first["status"] == "succeeded"
+    assert second["error"]["code"] == "insufficient_resources"
+    assert "available 0 CPU" in second["error"]["message"]
+    for body in bodies:
+        assert daemon.unload(str(body["model"])).status_code == 200
+
+
 def test_an_unload_cancels_a_load(daemon: Daemon) -> None:
     response = daemon.admin("POST", "/models/load", json={"model": "fake?load=100", "backend": "fake"})
     operation = response.json()["id"]
@@ -273,4 +286,17 @@ def test_a_killed_process_loses_nothing(deployment: str, daemon: Daemon) -> None
     assert shown is not None
     assert shown["operation_id"] == done["id"]
     for model in ("fake-hard", "fake?load=8"):
+        assert daemon.unload(model).status_code == 200
+
+
+@pytest.mark.slow
+def test_a_killed_controller_takes_nobody_with_it(daemon: Daemon) -> None:
+    daemon.load(model="fake-led")
+    running = replicas(daemon, "")
+    (controller,) = [p for p in descendants(daemon.process.pid) if name(p).startswith("ray::ServeController")]
+    os.kill(controller, signal.SIGKILL)
+    assert daemon.load(model="fake-led-on")["status"] == "succeeded"
+    assert set(running) <= set(replicas(daemon, ""))
+    for model in ("fake-led", "fake-led-on"):
+        assert daemon.decide(model).status_code == 200
         assert daemon.unload(model).status_code == 200

@@ -12,12 +12,14 @@ core for 1,920 queries on 1,511 keys (9 heads, 3 key heads, 64 wide): 40 ms in f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
 
+from sakuradite.engine.torch import cuda
 from sakuradite.engine.torch.linear import product
 
 if TYPE_CHECKING:
@@ -78,11 +80,38 @@ def attend(
 
     Which way it is computed depends on the keys alone, not on how many queries come together.
     """
+    if cuda.usable(keys, values, shape):
+        n, m = span[1] - span[0], keys.shape[1]
+        left = cuda.window_left(n, m, start, shape.window)
+        if left is not None and (start is None or start + n == m or start >= m):
+            grouped = queries.grouped[:, :, span[0] : span[1]]
+            cuda.attend(grouped, keys, values, shape, out, lse, left, causal=start is not None and start < m)
+            return
     plain = shape.softcap is None and keys.shape[2] == values.shape[2]
     if plain and keys.device.type == "cpu" and keys.shape[1] <= FLASH_KEYS:
         _flash(queries.grouped[:, :, span[0] : span[1]], keys, values, shape, out, lse, start)
     else:
         _blocks(queries.folded(*span), keys, values, shape, out, lse, start)
+
+
+def attend_own(
+    queries: Queries,
+    spans: Sequence[tuple[int, int]],
+    keys: Tensor,
+    values: Tensor,
+    shape: Shape,
+    out: Tensor,
+    lse: Tensor,
+) -> None:
+    """Causal attention of each of neighbouring spans to itself. keys, values, out, lse: of the spans together."""
+    first, last = spans[0][0], spans[-1][1]
+    if cuda.usable(keys, values, shape):
+        lengths = [stop - start for start, stop in spans]
+        cuda.own(queries.grouped[:, :, first:last], keys, values, lengths, shape, out, lse)
+        return
+    for start, stop in spans:
+        i, j = start - first, stop - first
+        attend(queries, (start, stop), keys[:, i:j], values[:, i:j], shape, out[i:j], lse[i:j], 0)
 
 
 def _flash(

@@ -70,9 +70,8 @@ def attention_forward(
         if run[0].writes:
             _extend(layer, run[0], queries, k[:, a:b], v[:, a:b], shape, out[a:b], lse[a:b])
         else:
-            for piece in run:
-                i, j = piece.start, piece.stop
-                attention.attend(queries, (i, j), k[:, i:j], v[:, i:j], shape, out[i:j], lse[i:j], 0)
+            spans = [(piece.start, piece.stop) for piece in run]
+            attention.attend_own(queries, spans, k[:, a:b], v[:, a:b], shape, out[a:b], lse[a:b])
             if run[0].store is not None:
                 _shared(layer, run, run[0].store, queries, shape, out[a:b], lse[a:b])
         if s_aux is not None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import os
 import resource
 import statistics
 import subprocess
@@ -273,7 +274,9 @@ def _run(folder: Path, device: str, dtype: str, args: argparse.Namespace) -> Non
     for only in filter(None, parts):
         command = [sys.executable, "-m", "tests.benchmarks.engine", str(folder), "--child", "--dtype", dtype]
         command += ["--device", device, "--only", only]
-        subprocess.run(command + ["--defaults"] * args.defaults + ["--whole"] * args.whole, check=True)
+        command += ["--defaults"] * args.defaults + ["--whole"] * args.whole
+        # as sakuradite.engine.torch.load sets it before torch is imported; the plain loop gains from it as well
+        subprocess.run(command, check=True, env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ})
 
 
 def _folder(checkpoint: Path, home: Path) -> Path:

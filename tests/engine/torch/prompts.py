@@ -15,7 +15,7 @@ from sakuradite.engine.backend import Group, Prefix, Read, Row
 from sakuradite.engine.torch.assembly import assemble
 from sakuradite.engine.torch.backend import TorchBackend
 
-LABELS = tuple(range(300, 304))  # vocabulary entries whose probabilities are compared
+LABELS = tuple(range(28, 40))  # vocabulary entries compared; in SmolLM2 they hold the digits
 
 
 def loaded(checkpoint: Path, dtype: str = "float32", **settings: Any) -> TorchBackend:

@@ -110,6 +110,7 @@ def _server(application: Any, drain: float) -> Any:
         application,
         loop="none",
         lifespan="off",
+        log_config=None,  # uvicorn's own closes Serve's handlers, and a new controller then throws this replica away
         log_level="error",
         access_log=False,
         proxy_headers=False,

@@ -111,6 +111,7 @@ def _server(application: Any, drain: float) -> Any:
         loop="none",
         log_config=None,  # uvicorn's own would close Serve's handlers, and a new controller would replace this replica
         lifespan="off",
+        log_config=None,  # uvicorn's own closes Serve's handlers, and a new controller then throws this replica away
         log_level="error",
         access_log=False,
         proxy_headers=False,

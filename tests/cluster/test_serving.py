@@ -268,6 +268,7 @@ def test_a_killed_process_loses_nothing(deployment: str, daemon: Daemon) -> None
     slow = daemon.admin("POST", "/models/load", json={"model": "fake?load=8", "backend": "fake"}).json()["id"]
     before = {o["id"] for o in daemon.admin("GET", "/operations").json()}
     (pid,) = replicas(daemon, deployment)
+    others = {p for p in replicas(daemon, "Replica:") if p != pid}
     os.kill(pid, signal.SIGKILL)
 
     def answered() -> bool:
@@ -278,6 +279,7 @@ def test_a_killed_process_loses_nothing(deployment: str, daemon: Daemon) -> None
 
     assert eventually(answered)
     assert eventually(lambda: len(replicas(daemon, deployment)) == 1 and replicas(daemon, deployment) != [pid])
+    assert others <= set(replicas(daemon, "Replica:"))  # nobody else was thrown away with it
     ended = daemon.wait(slow)
     assert ended["status"] == "succeeded", ended
     assert daemon.decide("fake?load=8").status_code == 200

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from sakuradite.questions import Choice, Noul, Score
 
 STATE = (
-    "Hello, I was charged twice for my subscription this month. Both payments of $29 are on my card statement. "
-    "Please give me one of them back today, my account is overdrawn because of this. Thank you, Dana"
+    "Hello, since the last update the app crashes every time I open it, so I cannot log in. My files are in there and "
+    "I need them for a meeting today. Please fix this error. Thank you, Dana"
 )
 
 NOTE = (
@@ -33,7 +33,7 @@ def questions() -> dict[str, Noul | Choice | Score]:
     from sakuradite.questions import Choice, Noul, Score
 
     return {
-        "refund": Noul(instructions="The customer wants money back."),
+        "refund": Noul(instructions="The customer asks for a refund."),
         "team": Choice(
             instructions="Which team should answer this message?",
             criteria={

@@ -109,7 +109,6 @@ def _server(application: Any, drain: float) -> Any:
     config = uvicorn.Config(
         application,
         loop="none",
-        log_config=None,  # uvicorn's own would close Serve's handlers, and a new controller would replace this replica
         lifespan="off",
         log_config=None,  # uvicorn's own closes Serve's handlers, and a new controller then throws this replica away
         log_level="error",

@@ -39,7 +39,8 @@ class Wording:
     reply: str = "Answer with the code of one option."
     meaning: str = "{code} means: {text}"
     """One side of a noul's criteria."""
-    noul_reply: str = "Answer {} or {}."
+    noul_reply: str = "Answer {} only if the text clearly says so. Otherwise answer {}."
+    """After a plain "Answer Yes or No." small models say Yes too often (docs/quality.md)."""
     noul_names: tuple[str, str] | None = None
     """Set: a noul is asked as a choice of two coded options of these names. None: it is answered with a word."""
     noul_words: tuple[tuple[str, str], ...] = (("Yes", "No"), ("yes", "no"), ("True", "False"))

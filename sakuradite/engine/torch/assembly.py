@@ -36,6 +36,7 @@ def assemble(config: ModelConfig, checkpoint: Path) -> TorchBackend:
     parameters = sum(p.numel() for p in model.parameters())
     if linear.available(device, dtype) and loading.quantization(described) is None:
         linear.pack(model)
+        memory.trim_heap()
     text = model.config.get_text_config()
     parts = Parts(model, text, device, dtype, config)
     decision, scorer = choose(parts)

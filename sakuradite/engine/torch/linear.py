@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from sakuradite.engine.torch.memory import trim_heap
+
 if TYPE_CHECKING:
     from torch import Tensor
 
 EXPECTED_ROWS = 1024  # a hint for the layout; other counts work as well
+TRIM_BYTES = 64 << 20  # of plain weights freed while packing, after which the allocator is made to hand pages back
 
 
 def available(device: torch.device, dtype: torch.dtype) -> bool:
@@ -53,14 +56,20 @@ def pack(model: nn.Module) -> int:
     An output head tied to the embedding stays too: packing would cost its bytes once more for a few rows' work.
     Needs `available`.
     """
-    packed = 0
+    packed = freed = 0
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     parents = [module for module in model.modules() if not isinstance(module, nn.Linear)]  # holding no layer back
     for parent in parents:
-        for name, child in list(parent.named_children()):
+        for name in [name for name, _ in parent.named_children()]:
+            child = getattr(parent, name)
             if type(child) is nn.Linear and id(child.weight) not in embeddings and not child._forward_pre_hooks:
                 setattr(parent, name, PackedLinear(child))
                 packed += 1
+                freed += child.weight.nbytes
+                del child
+                if freed > TRIM_BYTES:
+                    freed = 0
+                    trim_heap()
     return packed
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,6 +101,12 @@ def weight_bytes(model: torch.nn.Module) -> int:
     plain = {t.data_ptr(): t.nbytes for t in (*model.parameters(), *model.buffers())}
     packed = sum(m.nbytes for m in model.modules() if isinstance(m, PackedLinear))
     return sum(plain.values()) + packed
+
+
+def trim_heap() -> None:
+    """Hand freed memory back to the system, where the C library can: its heaps keep what lies between live blocks."""
+    if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)
 
 
 def free_bytes(device: torch.device) -> int:

@@ -15,13 +15,23 @@ from sakuradite.config import ModelConfig
 from sakuradite.engine.backend import Backend
 from sakuradite.engine.batching import Queue
 from sakuradite.engine.compile import Compiler
+from sakuradite.engine.illustrated import Illustrator
 from sakuradite.engine.job import Job
 from sakuradite.engine.loading import Loader
+from sakuradite.engine.pictures import Pictures
 from sakuradite.engine.plan import Plan
 from sakuradite.engine.probe import capabilities, probe
 from sakuradite.engine.readout import outcome
 from sakuradite.engine.scoring import ModelLost, Scorer
-from sakuradite.errors import APIError, InternalError, ModelLoadFailedError, SakuraditeError
+from sakuradite.engine.tokenizer import FastTokenizer, Tokenizer
+from sakuradite.errors import (
+    APIError,
+    InternalError,
+    MissingExtraError,
+    ModelLoadFailedError,
+    SakuraditeError,
+    UnsupportedModelError,
+)
 from sakuradite.operations import ModelCapabilities
 from sakuradite.records import Outcome
 
@@ -46,6 +56,8 @@ class Worker:
         self._loaded: Callable[[ModelCapabilities | SakuraditeError], None] = lambda result: None
         self.tokens = 0
         """Prompt tokens compiled and not yet answered."""
+        self.refuses_images = ""
+        """Why a model that reads images does not get any; empty where it does, and for a model of text alone."""
 
     def start(self, loaded: Callable[[ModelCapabilities | SakuraditeError], None]) -> None:
         """Load; `loaded` is called on the thread with the capabilities, or with why there is no model."""
@@ -81,14 +93,17 @@ class Worker:
             facts = backend.facts
             allowed = min(self._config.max_input_tokens, facts.context_length)
             self._backend = backend
-            self._compiler = Compiler(tokenizer, self._config.model, allowed)
+            illustrator = self._illustrator(tokenizer) if "image" in facts.modalities else None
+            self._compiler = Compiler(tokenizer, self._config.model, allowed, illustrator=illustrator)
             backend.set_head(self._compiler.head)
             self._queue = Queue(
                 facts.layout, len(self._compiler.head), self._config.max_batch_size, self._config.max_batch_tokens
             )
             self._scorer = Scorer(backend, self._queue, self._compiler.head, self._config.model)
             mass = probe(self._compiler, self._queue, self._scorer, backend)
-            found = capabilities(self._config, backend, allowed, mass, tokenizer.warnings)
+            reads = ("text", "image") if illustrator is not None else ("text",)
+            refused = (f"images are refused: {self.refuses_images}",) if self.refuses_images else ()
+            found = capabilities(self._config, backend, allowed, mass, (*tokenizer.warnings, *refused), reads)
         except BaseException as error:  # a panic in Rust is no Exception
             if backend is not None:
                 backend.close()
@@ -103,6 +118,16 @@ class Worker:
             self._lost()
         finally:
             backend.close()
+
+    def _illustrator(self, tokenizer: Tokenizer) -> Illustrator | None:
+        """What puts images into prompts, or None where the processor is not to be had: text still works."""
+        assert isinstance(tokenizer, FastTokenizer)
+        assert self._checkpoint is not None
+        try:
+            return Illustrator(tokenizer, Pictures(self._checkpoint, tokenizer))
+        except (UnsupportedModelError, MissingExtraError) as error:
+            self.refuses_images = str(error)
+            return None
 
     def _load_failure(self, error: BaseException) -> SakuraditeError:
         """What the caller of a failed load gets, without the frames that would keep half-loaded weights alive."""

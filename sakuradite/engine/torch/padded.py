@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 
@@ -62,6 +63,10 @@ class Padded:
         if batch:
             yield batch
 
+    def _inputs(self, ids: torch.Tensor) -> dict[str, Any]:
+        """What a forward gets besides tokens: nothing, for text."""
+        return {}
+
     def _forward(self, rows: Sequence[tuple[Prefix, Row]]) -> list[RowScores | Exception]:
         tokens = [(*prefix.tokens, *row.suffix) for prefix, row in rows]
         longest = max(map(len, tokens))
@@ -72,7 +77,7 @@ class Padded:
         ends = [{len(prefix.tokens) + r.offset for r in row.reads} for prefix, row in rows]
         keep = sorted(set().union(*ends))  # the same positions for every row: a union, of which each row reads its own
         self._rotary.reset(self._caller.model)
-        inputs = {} if mask is None else {"attention_mask": mask}
+        inputs = self._inputs(ids) | ({} if mask is None else {"attention_mask": mask})
         logits = self._caller.logits(ids, to_device(keep, self._device), use_cache=False, **inputs)
         wanted: list[Wanted] = [
             (i * len(keep) + keep.index(len(prefix.tokens) + r.offset), r.tokens)

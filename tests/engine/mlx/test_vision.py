@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from sakuradite.engine.backend import Group, Prefix, RowScores
+from sakuradite.engine.backend import Group, Images, Prefix, RowScores
 from sakuradite.engine.mlx import load
 from sakuradite.engine.mlx.families import FAMILIES
 from sakuradite.errors import ContextExceededError, MissingExtraError, UnsupportedModelError
@@ -52,7 +52,7 @@ def probabilities(scores: RowScores | Exception) -> list[NDArray[np.float32]]:
 @pytest.mark.parametrize("long", [False, True], ids=["short", "long"])
 @pytest.mark.parametrize("model_type", VISION)
 def test_images_are_answered_as_by_pytorch(model_type: str, long: bool, family: Family) -> None:
-    from sakuradite.engine.mlx.vision import PREFILL_TOKENS, Images
+    from sakuradite.engine.mlx.vision import PREFILL_TOKENS
 
     folder = family(model_type)
     backend = load(float32(folder), folder)
@@ -74,8 +74,6 @@ def test_images_are_answered_as_by_pytorch(model_type: str, long: bool, family: 
 
 @pytest.mark.parametrize("model_type", VISION)
 def test_another_image_gives_another_answer(model_type: str, family: Family) -> None:
-    from sakuradite.engine.mlx.vision import Images
-
     folder = family(model_type)
     backend = load(float32(folder), folder)
     one = row(tokens(8), vocabulary=VOCABULARY)
@@ -89,8 +87,6 @@ def test_another_image_gives_another_answer(model_type: str, family: Family) -> 
 
 @pytest.mark.parametrize("model_type", VISION)
 def test_the_vision_tower_sees_a_request_once(model_type: str, family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sakuradite.engine.mlx.vision import Images
-
     folder = family(model_type)
     backend: Any = load(float32(folder), folder)
     tower = type(backend._model.vision_tower if model_type == "lfm2_vl" else backend._model.vision_model)
@@ -115,8 +111,6 @@ def test_the_vision_tower_sees_a_request_once(model_type: str, family: Family, m
 
 
 def test_half_precision_is_one_forward_near_float32(family: Family) -> None:
-    from sakuradite.engine.mlx.vision import Images
-
     folder = family("smolvlm")
     arrays, prefix = images("smolvlm")
     one = row(tokens(600), vocabulary=VOCABULARY)
@@ -139,8 +133,6 @@ def test_a_row_over_the_context_fails_alone(family: Family) -> None:
 
 
 def test_images_that_mlx_vlm_would_misread_are_refused(family: Family) -> None:
-    from sakuradite.engine.mlx.vision import Images
-
     folder = family("smolvlm")
     backend = load(float32(folder), folder)
     arrays, prefix = images("smolvlm")
@@ -155,8 +147,6 @@ def test_images_that_mlx_vlm_would_misread_are_refused(family: Family) -> None:
 
 
 def test_image_tokens_without_as_many_features_are_an_error(family: Family) -> None:
-    from sakuradite.engine.mlx.vision import Images
-
     folder = family("smolvlm")
     backend = load(float32(folder), folder)
     arrays, prefix = images("smolvlm")

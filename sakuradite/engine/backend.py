@@ -54,7 +54,7 @@ class Row:
     reads: tuple[Read, ...]
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Images:
     """Prepared images, under `Prefix.extras["images"]`: rows of a request that show the same images share one object.
 

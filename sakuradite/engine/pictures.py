@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 OF_THE_TEXT = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "text_replacement_offsets")
+NEEDED_BY_SOME = ("torchvision", "num2words")  # packages that some processors need
 PROBE_SIZES = ((90, 60), (30, 40))  # width, height of the made-up images
 WHITE = (255, 255, 255, 255)
 
@@ -63,6 +64,9 @@ class Pictures:
         except ValueError as error:  # its messages tell sizes, nothing of the picture
             which = f"images[{shown[0]}]" if len(shown) == 1 else "the images"
             raise _invalid(shown[0], f"{which} cannot be prepared for this model: {error}") from None
+        if "text_replacement_offsets" not in found:
+            name = type(self._processor).__name__
+            raise UnsupportedModelError(f"its processor ({name}) does not tell which tokens an image takes")
         (offsets,) = found["text_replacement_offsets"]
         arrays = {name: np.asarray(value) for name, value in found.items() if name not in OF_THE_TEXT}
         return Prepared(tuple(place["replacement"] for place in offsets), Images(arrays))
@@ -152,12 +156,11 @@ def _load(checkpoint: Path) -> Any:
 
     try:
         processor = AutoProcessor.from_pretrained(checkpoint, local_files_only=True, trust_remote_code=False)
-    except ImportError as error:
-        packages = [name for name in ("torchvision", "num2words") if importlib.util.find_spec(name) is None]
-        if not packages:
-            raise UnsupportedModelError(f"its processor cannot be loaded: {error}") from error
-        raise MissingExtraError(f"its processor ({' and '.join(packages)} not installed)", "torch") from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ImportError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        said = str(error).lower()
+        missing = [name for name in NEEDED_BY_SOME if name in said and importlib.util.find_spec(name) is None]
+        if missing:
+            raise MissingExtraError(f"its processor ({' and '.join(missing)} not installed)", "torch") from error
         raise UnsupportedModelError(f"its processor cannot be loaded: {error}") from error
     if not hasattr(processor, "image_processor"):
         raise UnsupportedModelError("it brings no image processor (processor_config.json or preprocessor_config.json)")

@@ -37,6 +37,9 @@ from sakuradite.records import Outcome
 
 logger = logging.getLogger(__name__)
 
+PREPARED_BYTES = (
+    256 << 20
+)  # pixels of waiting requests; an image of SmolVLM takes up to 53 MB, and 128 requests may wait
 SMALL_REQUEST = 65_536  # bytes; smaller ones are compiled as they come, of larger ones one between two forwards
 
 type Post = Callable[[Iterable[tuple[Job, list[Outcome], APIError | None]]], None]
@@ -53,9 +56,12 @@ class Worker:
         self._inbox: SimpleQueue[tuple[str, Job | None]] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"model {config.model}", daemon=True)
         self._large: deque[Job] = deque()
+        self._illustrated: deque[Job] = deque()
         self._loaded: Callable[[ModelCapabilities | SakuraditeError], None] = lambda result: None
         self.tokens = 0
         """Prompt tokens compiled and not yet answered."""
+        self.pixels = 0
+        """Bytes of prepared images."""
         self.refuses_images = ""
         """Why a model that reads images does not get any; empty where it does, and for a model of text alone."""
 
@@ -143,18 +149,22 @@ class Worker:
         inbox = self._inbox
         new: list[Job] = []
         while True:
-            if not inbox.empty() or not (new or self._large or len(self._queue)):
+            if not inbox.empty() or not (new or self._large or self._illustrated or len(self._queue)):
                 kind, job = inbox.get()
                 if job is None:
                     return False
                 if kind == "new":
-                    (new if job.size <= SMALL_REQUEST else self._large).append(job)
+                    small = new if job.size <= SMALL_REQUEST else self._large
+                    (self._illustrated if job.request.images else small).append(job)
                 else:
                     self._end(job)
             else:
                 break
         if self._large:
             new.append(self._large.popleft())
+        # One with images between two forwards, while those that wait hold few pixels or there is nothing else to do.
+        if self._illustrated and (self.pixels < PREPARED_BYTES or not (new or len(self._queue))):
+            new.append(self._illustrated.popleft())
         if new:
             self._compile(new)
         return True
@@ -184,6 +194,9 @@ class Worker:
             job.unanswered = len(plan.questions)
             job.tokens = sum(question.input_tokens for question in plan.questions)
             self.tokens += job.tokens
+            images = {id(i): i for q in plan.questions if (i := q.prefix.extras.get("images")) is not None}
+            job.pixels = sum(one.nbytes for one in images.values())
+            self.pixels += job.pixels
             job.prefixes = list({id(q.prefix): q.prefix for q in plan.questions}.values())
             if plan.failures:
                 results.append((job, list(plan.failures), None))
@@ -227,5 +240,7 @@ class Worker:
         for prefix in job.prefixes:
             self._backend.release(prefix)
         job.prefixes = []
+        self.pixels -= job.pixels
+        job.pixels = 0
         self.tokens -= job.tokens
         job.tokens = 0

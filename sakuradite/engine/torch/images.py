@@ -1,11 +1,12 @@
 """Rows that show images: complete rows by the model's own attention and vision tower, image set by image set.
 
-What the checkpoint's processor made of a set of images is used as it is, once per row. Rows of different images never
-share a forward, so nothing that a processor pads an image with depends on a row's company.
+What the checkpoint's processor made of a set of images is used as it is, and the vision tower sees it once per request.
+Rows of different images never share a forward, so nothing that a processor pads an image with depends on company.
 """
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from sakuradite.engine.torch.padded import Padded
 from sakuradite.engine.torch.rotary import Rotary
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor
 
 TOKEN_TYPES = ("mm_token_type_ids", "token_type_ids")
@@ -45,6 +47,7 @@ class Illustrated(Padded):
         self._image_token = int(model.config.image_token_id)
         names = inspect.signature(model.forward).parameters
         self._types = next((name for name in TOKEN_TYPES if name in names), None)
+        self._takes_features = "mm_encoder_outputs" in names and hasattr(model, "get_image_features")
         self._images: Images | None = None
 
     def score(self, rows: Sequence[tuple[Prefix, Row]]) -> list[RowScores | Exception]:
@@ -64,17 +67,26 @@ class Illustrated(Padded):
         return [scores[i] for i in range(len(rows))]
 
     def _inputs(self, ids: Tensor) -> dict[str, Any]:
-        """The pixels once per row, in storage of their own, and which tokens are an image's."""
+        """What the images of a forward's rows come as, each row's in storage of its own, and which tokens are theirs.
+
+        A model that takes the vision tower's output gets it, computed once per request; others get the pixels.
+        """
         assert self._images is not None
+        arrays = {name: self._tensor(array) for name, array in self._images.arrays.items()}
         inputs: dict[str, Any] = {}
-        for name, array in self._images.arrays.items():
-            tensor = torch.from_numpy(array).to(self._device)
-            if tensor.is_floating_point():
-                tensor = tensor.to(self._model.dtype)
-            inputs[name] = tensor.repeat(len(ids), *[1] * (tensor.dim() - 1))
+        if self._takes_features:
+            if self._images.features is None:
+                self._images.features = self._model.get_image_features(**arrays, return_dict=True)
+            inputs["mm_encoder_outputs"] = {"image": _repeated(self._images.features, len(ids))}
+            del arrays["pixel_values"]
+        inputs |= {name: tensor.repeat(len(ids), *[1] * (tensor.dim() - 1)) for name, tensor in arrays.items()}
         if self._types is not None:
             inputs[self._types] = (ids == self._image_token).long()
         return inputs
+
+    def _tensor(self, array: NDArray[Any]) -> Tensor:
+        tensor = torch.from_numpy(array).to(self._device)
+        return tensor.to(self._model.dtype) if tensor.is_floating_point() else tensor
 
     @contextmanager
     def _native_attention(self) -> Iterator[None]:
@@ -96,3 +108,17 @@ def set_attention(model: Any, implementation: str) -> None:
         model.set_attn_implementation({names[0]: implementation})
     else:
         model.set_attn_implementation(implementation)
+
+
+def _repeated(features: Any, rows: int) -> Any:
+    """The vision tower's output for one row as that of several rows that show the same images."""
+    repeated = copy.copy(features)
+    repeated["pooler_output"] = _times(features.pooler_output, rows)
+    if (deep := features.get("deepstack_features")) is not None:  # of several layers, each like the output
+        repeated["deepstack_features"] = [_times(layer, rows) for layer in deep]
+    return repeated
+
+
+def _times(value: Any, rows: int) -> Any:
+    """A tensor over images, or a list of one tensor for each."""
+    return value.repeat(rows, *[1] * (value.dim() - 1)) if isinstance(value, torch.Tensor) else [*value] * rows

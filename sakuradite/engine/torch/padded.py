@@ -12,6 +12,7 @@ from sakuradite.engine.torch.forward import Caller, Wanted, joined, read, to_dev
 from sakuradite.engine.torch.rotary import Rotary
 
 MAX_PADDING = 1.25  # computed over real tokens
+CPU_PADDING = 1.0  # there it costs twice, in tokens and in the loss of the causal fast path
 
 
 class Padded:
@@ -26,7 +27,7 @@ class Padded:
     ) -> None:
         self._caller, self._rotary, self._device, self._pad = caller, rotary, device, pad
         self._pass_tokens, self._pass_reads = pass_tokens, pass_reads
-        self._max_padding = 1.0 if device.type == "cpu" else MAX_PADDING
+        self._max_padding = CPU_PADDING if device.type == "cpu" else MAX_PADDING
 
     def set_head(self, tokens: Sequence[int]) -> None:
         """Nothing is shared, so nothing is to be prepared."""

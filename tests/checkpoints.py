@@ -134,6 +134,10 @@ def build(
 
     `adds_bos`: the tokenizer puts `<s>` before every text it encodes. `template="none"`: a base model without one.
     """
+    from tests.picturing import PICTURED, build_pictured
+
+    if architecture in PICTURED:
+        return build_pictured(architecture, folder, seed=seed)
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -165,7 +169,7 @@ def build(
     model.to(getattr(torch, dtype)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     path = folder / "config.json"
-    path.write_text(json.dumps(_with_legacy_rope(json.loads(path.read_text())), indent=2) + "\n")
+    path.write_text(json.dumps(with_legacy_rope(json.loads(path.read_text())), indent=2) + "\n")
     return folder
 
 
@@ -205,7 +209,7 @@ def _tokenizer(pad_token: bool, adds_bos: bool) -> Any:
     )
 
 
-def _with_legacy_rope(config: dict[str, Any]) -> dict[str, Any]:
+def with_legacy_rope(config: dict[str, Any]) -> dict[str, Any]:
     """The rotary settings once more under their names of Transformers 4, as checkpoints on the hub have them."""
     legacy: dict[str, Any] = {}
     rope = config.get("rope_parameters")

@@ -5,7 +5,7 @@ The engine knows questions and labels, a backend knows weights. All of it runs o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -54,6 +54,23 @@ class Row:
     reads: tuple[Read, ...]
 
 
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Images:
+    """Prepared images, under `Prefix.extras["images"]`: rows of a request that show the same images share one object.
+
+    `arrays` are what the checkpoint's processor gave, by the names of the model's forward (`pixel_values`, …). The rows
+    hold the image tokens, already expanded. `features` belongs to the backend and goes with the request.
+    """
+
+    arrays: Mapping[str, NDArray[Any]]
+    features: Any = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        return sum(array.nbytes for array in self.arrays.values())
+
+
 @dataclass(slots=True, eq=False)
 class Prefix:
     """What all rows of one request start with: the constant head and the state, as tokens.
@@ -65,7 +82,7 @@ class Prefix:
     tokens: tuple[int, ...]
     cache: Any = None
     extras: dict[str, Any] = field(default_factory=dict)
-    """Inputs besides tokens, such as prepared pixels."""
+    """Inputs besides tokens: `images`. A prefix with images has no tokens and no cache: its rows are complete."""
 
 
 @dataclass(frozen=True, slots=True)

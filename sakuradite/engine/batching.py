@@ -68,7 +68,7 @@ class Load:
         if self._layout == "padded":
             length += len(prefix.tokens)
         elif id(prefix) not in self._prefixes and prefix.cache is None:
-            shared = len(prefix.tokens) - self._head
+            shared = max(0, len(prefix.tokens) - self._head)  # a row with images has no prefix
         rows, real = self.rows + 1, self._real + length
         longest = max(self._longest, length)
         prefixes = self._prefix_tokens + shared

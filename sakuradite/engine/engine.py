@@ -141,7 +141,8 @@ class Engine:
                 param="questions",
             )
         if request.images and "image" not in self.capabilities.modalities:
-            raise UnsupportedModelError(f"images not supported by {config.model}", param="images")
+            why = f": {self._worker.refuses_images}" if self._worker.refuses_images else ""
+            raise UnsupportedModelError(f"images not supported by {config.model}{why}", param="images")
         size = request_bytes(request)
         if self.pending_requests >= config.max_pending_requests:
             raise CapacityExceededError(

@@ -35,6 +35,8 @@ class Job(Work):
     """Compiled questions that the worker has not read out."""
     tokens: int = 0
     """Prompt tokens compiled for it and not yet answered."""
+    pixels: int = 0
+    """Bytes of its prepared images."""
     prefixes: list[Prefix] = field(default_factory=list)
 
     def wake(self) -> None:

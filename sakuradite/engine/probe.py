@@ -16,7 +16,6 @@ from sakuradite.records import Candidate, QuestionRecord, RequestRecord, RowAnsw
 
 logger = logging.getLogger(__name__)
 
-READS = ("text",)  # what prompts are made of so far, whatever else a model reads
 LOW_LABEL_MASS = 0.01  # below this the model hardly considers answering with a label, and answers mean little
 PROBE = RequestRecord(
     "probe",
@@ -54,7 +53,12 @@ def probe(compiler: Compiler, queue: Queue, scorer: Scorer, backend: Backend) ->
 
 
 def capabilities(
-    config: ModelConfig, backend: Backend, allowed: int, mass: float, warnings: tuple[str, ...]
+    config: ModelConfig,
+    backend: Backend,
+    allowed: int,
+    mass: float,
+    warnings: tuple[str, ...],
+    modalities: tuple[str, ...] = ("text",),
 ) -> ModelCapabilities:
     """What a loaded model can do; its warnings are also logged."""
     facts = backend.facts
@@ -79,7 +83,7 @@ def capabilities(
         context_length=facts.context_length,
         max_input_tokens=allowed,
         max_questions=config.max_questions,
-        modalities=tuple(kind for kind in facts.modalities if kind in READS),
+        modalities=modalities,
         parameters=facts.parameters,
         weight_bytes=facts.weight_bytes,
         prefix_reuse=f"{facts.layout}: {facts.layout_reason}",

@@ -27,6 +27,8 @@ class Wording:
 
     head: str = "Read the text below, then answer the question about it.\n\nText:\n"
     """Before the state: the same for all requests, so it is computed once per model."""
+    image_head: str = "Look at the images and read the text below, then answer the question about them.\n\nText:\n"
+    """In place of `head` where a question shows images. Images that the state begins with stand before it."""
     before: str = "\n"
     """Between the state and the question."""
     question: str = "Question: {}"

@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
+from string import ascii_uppercase
 from typing import Any
 
 from sakuradite.errors import UnsupportedModelError
@@ -71,6 +73,75 @@ def frame_of(source: str, special_tokens: Mapping[str, str]) -> Frame:
 
     Raises UnsupportedModelError when the template cannot show a single user turn.
     """
+    render = _renderer(source, special_tokens)
+    reason = "the user's text does not come out exactly once"
+    for content in (MARK, [{"type": "text", "text": MARK}]):
+        try:
+            text = render(content, prompt=True)
+            if text.count(MARK) != 1:
+                continue
+        except _failures() as error:
+            reason = f"{type(error).__name__}: {error}"
+            continue
+        opening, closing = text.split(MARK)
+        # A template without a generation prompt: take the text between a user turn and its reply, where it has one.
+        with contextlib.suppress(*_failures()):
+            if text == render(content, prompt=False):
+                closing = _between(render(content, REPLY, prompt=False)) or closing
+        return Frame(opening, _without_thinking(closing))
+    raise UnsupportedModelError(f"the chat template cannot show a single user turn: {reason}")
+
+
+@lru_cache(maxsize=64)
+def turn_of(
+    source: str | None, special_tokens: tuple[tuple[str, str], ...], parts: tuple[bool, ...], placeholder: str
+) -> tuple[str, ...]:
+    """What stands before, between and after the texts of a user turn with images in it.
+
+    `parts` is the turn in order: True a text, False an image, which the template shows as `placeholder` (and whatever
+    it puts around it). Texts: one more than the turn has. Where a template takes text alone, and for a base model
+    without one, the placeholders are written into the text. Raises UnsupportedModelError where neither works.
+    """
+    marks = [f"{MARK}{''.join(ascii_uppercase[int(d)] for d in str(i))}X" for i in range(sum(parts))]
+    given = iter(marks)
+    content = [{"type": "text", "text": next(given)} if text else {"type": "image"} for text in parts]
+    written = "".join(part.get("text", placeholder) for part in content)
+    if source is None:
+        return tuple(_split(written, marks) or ())
+    render = _renderer(source, dict(special_tokens))
+    reason = "the images or texts do not come out once each, in order"
+    for turn in (content, written):
+        try:
+            text = render(turn, prompt=True)
+        except _failures() as error:
+            reason = f"{type(error).__name__}: {error}"
+            continue
+        found = _split(text, marks)
+        if found is not None and text.count(placeholder) == parts.count(False):
+            return tuple(found)
+    raise UnsupportedModelError(f"the chat template cannot show a turn with images: {reason}")
+
+
+def _split(text: str, marks: Sequence[str]) -> list[str] | None:
+    """The text between the marks, or None where they do not come once each and in order."""
+    found = []
+    for mark in marks:
+        if text.count(mark) != 1:
+            return None
+        before, text = text.split(mark)
+        found.append(before)
+    return [*found, text]
+
+
+def _failures() -> tuple[type[Exception], ...]:
+    """What rendering a template can raise."""
+    import jinja2
+
+    return (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, OverflowError)
+
+
+def _renderer(source: str, special_tokens: Mapping[str, str]) -> Callable[..., str]:
+    """A function that renders a user's turn, and a reply if given one, thinking turned off."""
     import jinja2.meta
 
     environment = _environment()
@@ -88,23 +159,7 @@ def frame_of(source: str, special_tokens: Mapping[str, str]) -> Frame:
         values = {"tools": None, "documents": None, **special_tokens, **switches}
         return str(template.render(messages=messages, add_generation_prompt=prompt, **values))
 
-    failures = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, OverflowError)
-    reason = "the user's text does not come out exactly once"
-    for content in (MARK, [{"type": "text", "text": MARK}]):
-        try:
-            text = render(content, prompt=True)
-            if text.count(MARK) != 1:
-                continue
-        except failures as error:
-            reason = f"{type(error).__name__}: {error}"
-            continue
-        opening, closing = text.split(MARK)
-        # A template without a generation prompt: take the text between a user turn and its reply, where it has one.
-        with contextlib.suppress(*failures):
-            if text == render(content, prompt=False):
-                closing = _between(render(content, REPLY, prompt=False)) or closing
-        return Frame(opening, _without_thinking(closing))
-    raise UnsupportedModelError(f"the chat template cannot show a single user turn: {reason}")
+    return render
 
 
 def _between(text: str) -> str | None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from sakuradite.engine.template import PLAIN, Frame, frame_of, read_json, read_template
+from sakuradite.engine.template import PLAIN, Frame, frame_of, read_json, read_template, turn_of
 from sakuradite.errors import UnsupportedModelError
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -70,6 +70,7 @@ class FastTokenizer:
             self.warnings = ("no chat template: prompts are plain text, as for a base model",)
         else:
             self.frame = frame_of(source, specials)
+        self._template, self._specials = source, tuple(sorted(specials.items()))
 
         # `encode_special_tokens` leaves the markers of special tokens in text alone; other markers (Qwen's <tool_call>)
         # are not flagged as special, so flag them. Runs of blanks and tags of HTML (Gemma) stay what they are: text.
@@ -101,6 +102,10 @@ class FastTokenizer:
         """The largest token id that text can give."""
         vocabulary: dict[str, int] = self._rust.get_vocab(with_added_tokens=True)
         return max(i for i in vocabulary.values() if i not in self._control)
+
+    def turn(self, parts: tuple[bool, ...], placeholder: str) -> tuple[str, ...]:
+        """The text around the parts of a user turn with images in it; see `template.turn_of`."""
+        return turn_of(self._template, self._specials, parts, placeholder)
 
     def opening(self, text: str) -> list[int]:
         self._rust.encode_special_tokens = False

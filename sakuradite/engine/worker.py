@@ -15,18 +15,31 @@ from sakuradite.config import ModelConfig
 from sakuradite.engine.backend import Backend
 from sakuradite.engine.batching import Queue
 from sakuradite.engine.compile import Compiler
+from sakuradite.engine.illustrated import Illustrator
 from sakuradite.engine.job import Job
 from sakuradite.engine.loading import Loader
+from sakuradite.engine.pictures import Pictures
 from sakuradite.engine.plan import Plan
 from sakuradite.engine.probe import capabilities, probe
 from sakuradite.engine.readout import outcome
 from sakuradite.engine.scoring import ModelLost, Scorer
-from sakuradite.errors import APIError, InternalError, ModelLoadFailedError, SakuraditeError
+from sakuradite.engine.tokenizer import FastTokenizer, Tokenizer
+from sakuradite.errors import (
+    APIError,
+    InternalError,
+    MissingExtraError,
+    ModelLoadFailedError,
+    SakuraditeError,
+    UnsupportedModelError,
+)
 from sakuradite.operations import ModelCapabilities
 from sakuradite.records import Outcome
 
 logger = logging.getLogger(__name__)
 
+PREPARED_BYTES = (
+    256 << 20
+)  # pixels of waiting requests; an image of SmolVLM takes up to 53 MB, and 128 requests may wait
 SMALL_REQUEST = 65_536  # bytes; smaller ones are compiled as they come, of larger ones one between two forwards
 
 type Post = Callable[[Iterable[tuple[Job, list[Outcome], APIError | None]]], None]
@@ -43,9 +56,14 @@ class Worker:
         self._inbox: SimpleQueue[tuple[str, Job | None]] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"model {config.model}", daemon=True)
         self._large: deque[Job] = deque()
+        self._illustrated: deque[Job] = deque()
         self._loaded: Callable[[ModelCapabilities | SakuraditeError], None] = lambda result: None
         self.tokens = 0
         """Prompt tokens compiled and not yet answered."""
+        self.pixels = 0
+        """Bytes of prepared images."""
+        self.refuses_images = ""
+        """Why a model that reads images does not get any; empty where it does, and for a model of text alone."""
 
     def start(self, loaded: Callable[[ModelCapabilities | SakuraditeError], None]) -> None:
         """Load; `loaded` is called on the thread with the capabilities, or with why there is no model."""
@@ -81,14 +99,17 @@ class Worker:
             facts = backend.facts
             allowed = min(self._config.max_input_tokens, facts.context_length)
             self._backend = backend
-            self._compiler = Compiler(tokenizer, self._config.model, allowed)
+            illustrator = self._illustrator(tokenizer) if "image" in facts.modalities else None
+            self._compiler = Compiler(tokenizer, self._config.model, allowed, illustrator=illustrator)
             backend.set_head(self._compiler.head)
             self._queue = Queue(
                 facts.layout, len(self._compiler.head), self._config.max_batch_size, self._config.max_batch_tokens
             )
             self._scorer = Scorer(backend, self._queue, self._compiler.head, self._config.model)
             mass = probe(self._compiler, self._queue, self._scorer, backend)
-            found = capabilities(self._config, backend, allowed, mass, tokenizer.warnings)
+            reads = ("text", "image") if illustrator is not None else ("text",)
+            refused = (f"images are refused: {self.refuses_images}",) if self.refuses_images else ()
+            found = capabilities(self._config, backend, allowed, mass, (*tokenizer.warnings, *refused), reads)
         except BaseException as error:  # a panic in Rust is no Exception
             if backend is not None:
                 backend.close()
@@ -104,6 +125,16 @@ class Worker:
         finally:
             backend.close()
 
+    def _illustrator(self, tokenizer: Tokenizer) -> Illustrator | None:
+        """What puts images into prompts, or None where the processor is not to be had: text still works."""
+        assert isinstance(tokenizer, FastTokenizer)
+        assert self._checkpoint is not None
+        try:
+            return Illustrator(tokenizer, Pictures(self._checkpoint, tokenizer))
+        except (UnsupportedModelError, MissingExtraError) as error:
+            self.refuses_images = str(error)
+            return None
+
     def _load_failure(self, error: BaseException) -> SakuraditeError:
         """What the caller of a failed load gets, without the frames that would keep half-loaded weights alive."""
         if not isinstance(error, SakuraditeError):
@@ -118,18 +149,22 @@ class Worker:
         inbox = self._inbox
         new: list[Job] = []
         while True:
-            if not inbox.empty() or not (new or self._large or len(self._queue)):
+            if not inbox.empty() or not (new or self._large or self._illustrated or len(self._queue)):
                 kind, job = inbox.get()
                 if job is None:
                     return False
                 if kind == "new":
-                    (new if job.size <= SMALL_REQUEST else self._large).append(job)
+                    small = new if job.size <= SMALL_REQUEST else self._large
+                    (self._illustrated if job.request.images else small).append(job)
                 else:
                     self._end(job)
             else:
                 break
         if self._large:
             new.append(self._large.popleft())
+        # One with images between two forwards, while those that wait hold few pixels or there is nothing else to do.
+        if self._illustrated and (self.pixels < PREPARED_BYTES or not (new or len(self._queue))):
+            new.append(self._illustrated.popleft())
         if new:
             self._compile(new)
         return True
@@ -159,6 +194,9 @@ class Worker:
             job.unanswered = len(plan.questions)
             job.tokens = sum(question.input_tokens for question in plan.questions)
             self.tokens += job.tokens
+            images = {id(i): i for q in plan.questions if (i := q.prefix.extras.get("images")) is not None}
+            job.pixels = sum(one.nbytes for one in images.values())
+            self.pixels += job.pixels
             job.prefixes = list({id(q.prefix): q.prefix for q in plan.questions}.values())
             if plan.failures:
                 results.append((job, list(plan.failures), None))
@@ -202,5 +240,7 @@ class Worker:
         for prefix in job.prefixes:
             self._backend.release(prefix)
         job.prefixes = []
+        self.pixels -= job.pixels
+        job.pixels = 0
         self.tokens -= job.tokens
         job.tokens = 0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sakuradite.engine.template import Frame, frame_of, read_template
+from sakuradite.engine.template import Frame, frame_of, read_template, turn_of
 from sakuradite.errors import UnsupportedModelError
 from tests.checkpoints import TEMPLATES
 from tests.engine.zoo import CHATML, LLAMA2
@@ -122,3 +122,57 @@ def test_rendering_agrees_with_transformers(tmp_path: Path) -> None:
             add_generation_prompt=True,
         )
         assert (frame.opening + "a question" + frame.closing).rstrip(" ") == text
+
+
+SMOLVLM = (
+    "<|im_start|>{% for message in messages %}{{ message['role'] | capitalize }}"
+    "{% if message['content'][0]['type'] == 'image' %}{{ ':' }}{% else %}{{ ': ' }}{% endif %}"
+    "{% for line in message['content'] %}{% if line['type'] == 'text' %}{{ line['text'] }}"
+    "{% elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}<end_of_utterance>\n{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
+)
+HOISTING = (
+    "{% for m in messages %}{{ m['role'] | upper + ': ' }}"
+    "{% for c in m['content'] | selectattr('type', 'equalto', 'image') %}{{ '<image>\n' }}{% endfor %}"
+    "{% for c in m['content'] | selectattr('type', 'equalto', 'text') %}{{ c['text'] }}{% endfor %}"
+    "{{ ' ' }}{% endfor %}{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "parts", "texts"),
+    [
+        pytest.param(
+            SMOLVLM,
+            (False, False, True),
+            ("<|im_start|>User:<image><image>", "<end_of_utterance>\nAssistant:"),
+            id="images first",
+        ),
+        pytest.param(
+            SMOLVLM,
+            (True, False, True),
+            ("<|im_start|>User: ", "<image>", "<end_of_utterance>\nAssistant:"),
+            id="an image between texts",
+        ),
+        pytest.param(
+            HOISTING, (True, False, True), ("USER: <image>\n", "", " ASSISTANT:"), id="the template puts images first"
+        ),
+        pytest.param(
+            CHATML, (False, True), (OPENING + "<image>", CLOSING), id="the template takes text alone: written into it"
+        ),
+        pytest.param(None, (False, True), ("<image>", ""), id="no template"),
+    ],
+)
+def test_a_turn_with_images(source: str | None, parts: tuple[bool, ...], texts: tuple[str, ...]) -> None:
+    assert turn_of(source, (), parts, "<image>") == texts
+
+
+def test_a_turn_of_many_parts() -> None:
+    parts = (True, False) * 12
+    assert turn_of(SMOLVLM, (), parts, "<image>")[1:-1] == ("<image>",) * 11
+
+
+def test_a_template_that_drops_images_is_refused() -> None:
+    source = "{% for c in messages[0]['content'] %}{{ c['text'] if c['type'] == 'text' }}{% endfor %}"
+    with pytest.raises(UnsupportedModelError, match="cannot show a turn with images"):
+        turn_of(source, (), (False, True), "<image>")

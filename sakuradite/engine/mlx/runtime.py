@@ -25,6 +25,7 @@ from sakuradite.errors import (
 MINIMUM_MLX_LM = (0, 32, 2)  # what the families were compared with; 0.31.3 answers wrongly for falcon_h1 and lfm2_moe
 MINIMUM_MLX_VLM = (0, 7, 10)
 TOUCHED_VARIABLES = ("TRANSFORMERS_NO_ADVISORY_WARNINGS", "TRANSFORMERS_VERBOSITY")
+PROCESSOR_METHODS = ("__init__", "__call__", "from_pretrained")
 METAL_NAMES = ("mps", "metal", "gpu")
 OUT_OF_MEMORY = ("attempting to allocate", "unable to allocate", "insufficient memory", "outofmemory")
 CACHE_SHARE = 8  # one part in so many of the memory may hold prefix caches when max_cache_bytes is not set
@@ -92,18 +93,23 @@ def library(name: str) -> Any:
 
     `mlx_lm.utils` lowers the limit of open files to 2048 (hard limit 4096), which cannot be undone without privileges;
     a server holds more connections than that. `mlx_vlm` sets Transformers' variables in the environment, and its models
-    replace `AutoProcessor.from_pretrained` by one that trusts a checkpoint's own code.
+    replace `AutoProcessor.from_pretrained` by one that trusts a checkpoint's own code, and methods of Transformers'
+    `Lfm2VlProcessor` by others.
     """
-    from transformers import AutoProcessor
+    from transformers import AutoProcessor, Lfm2VlProcessor
 
     lower, environment = resource.setrlimit, dict(os.environ)
-    processor = AutoProcessor.__dict__["from_pretrained"]
+    methods = [(c, n, c.__dict__.get(n)) for c in (AutoProcessor, Lfm2VlProcessor) for n in PROCESSOR_METHODS]
     resource.setrlimit = lambda *_: None
     try:
         return import_module(name)
     finally:
         resource.setrlimit = lower
-        AutoProcessor.from_pretrained = processor
+        for owner, method, original in methods:
+            if original is not None:
+                setattr(owner, method, original)
+            elif method in owner.__dict__:
+                delattr(owner, method)
         for variable in TOUCHED_VARIABLES:
             if variable in environment:
                 os.environ[variable] = environment[variable]

@@ -7,14 +7,12 @@ first, up to the first position that is read; in lower precision everything is o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
-from numpy.typing import NDArray
 
-from sakuradite.engine.backend import Group, ModelFacts, OutOfDeviceMemory, Prefix, Row, RowScores
+from sakuradite.engine.backend import Group, Images, ModelFacts, OutOfDeviceMemory, Prefix, Row, RowScores
 from sakuradite.engine.mlx import runtime
 from sakuradite.engine.mlx.body import Body, stand_in
 from sakuradite.engine.mlx.loading import Loaded
@@ -23,19 +21,6 @@ from sakuradite.engine.mlx.text import PREFILL_STEP
 from sakuradite.errors import UnsupportedModelError
 
 PREFILL_TOKENS = 512
-
-
-@dataclass(slots=True, eq=False)
-class Images:
-    """Prepared images of a row, under `Prefix.extras["images"]`: rows of a request with the same images share it.
-
-    `arrays` are what the checkpoint's processor gave, by the names of the model's forward (`pixel_values`,
-    `pixel_attention_mask`, `spatial_shapes`); the prefix and suffix tokens hold the image tokens, already expanded.
-    `features` belongs to the backend and goes with the request.
-    """
-
-    arrays: Mapping[str, NDArray[Any]]
-    features: Any = None
 
 
 class VisionBackend:

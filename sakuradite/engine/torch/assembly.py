@@ -17,6 +17,7 @@ from sakuradite.engine.torch.cloned import Cloned
 from sakuradite.engine.torch.device import pick_device, pick_dtype, set_threads
 from sakuradite.engine.torch.eligibility import Decision, decide
 from sakuradite.engine.torch.forward import Caller
+from sakuradite.engine.torch.images import Illustrated, set_attention
 from sakuradite.engine.torch.packed import Bounds, Packed
 from sakuradite.engine.torch.padded import Padded
 from sakuradite.engine.torch.rotary import Rotary
@@ -39,6 +40,7 @@ def assemble(config: ModelConfig, checkpoint: Path) -> TorchBackend:
         memory.trim_heap()
     text = model.config.get_text_config()
     parts = Parts(model, text, device, dtype, config)
+    pictured = make_illustrated(parts) if loading.reads_images(described) else None
     decision, scorer = choose(parts)
     facts = ModelFacts(
         architecture=type(model).__name__,
@@ -50,8 +52,9 @@ def assemble(config: ModelConfig, checkpoint: Path) -> TorchBackend:
         weight_bytes=memory.weight_bytes(model),
         layout=decision.layout,
         layout_reason=decision.reason,
+        modalities=("text",) if pictured is None else ("text", "image"),
     )
-    return TorchBackend(model, facts, scorer, memory.Budget(memory.sizes(text, dtype), pass_tokens(parts)))
+    return TorchBackend(model, facts, scorer, memory.Budget(memory.sizes(text, dtype), pass_tokens(parts)), pictured)
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ def choose(parts: Parts) -> tuple[Decision, LayoutScorer]:
     plain = make_padded(parts)
     if decision.layout == "padded":
         return decision, plain
-    native = parts.model.config._attn_implementation
+    native = parts.text._attn_implementation
     vocabulary = parts.text.vocab_size
     expected = probe.plain_answers(plain, vocabulary)
     try:
@@ -83,7 +86,7 @@ def choose(parts: Parts) -> tuple[Decision, LayoutScorer]:
         difference, problem = float("inf"), f"it raised {type(error).__name__}"
     if difference <= probe.TOLERANCE[parts.dtype]:
         return decision, scorer
-    parts.model.set_attn_implementation(native)
+    set_attention(parts.model, native)
     reason = f"{decision.reason}, but a probe of the {decision.layout} layout disagreed with a full forward: {problem}"
     return Decision("padded", reason), plain
 
@@ -97,6 +100,21 @@ def make_padded(parts: Parts) -> Padded:
         _pad(parts.text),
         pass_tokens=pass_tokens(parts),
         pass_reads=sizes.pass_reads(),
+    )
+
+
+def make_illustrated(parts: Parts) -> Illustrated | None:
+    """The layout of rows with images, made before another one replaces the model's attention."""
+    if not isinstance(getattr(parts.model.config, "image_token_id", None), int):
+        return None
+    return Illustrated(
+        parts.model,
+        Rotary(parts.text),
+        parts.device,
+        _pad(parts.text),
+        native=parts.text._attn_implementation,
+        pass_tokens=pass_tokens(parts),
+        pass_reads=memory.sizes(parts.text, parts.dtype).pass_reads(),
     )
 
 
@@ -116,7 +134,7 @@ def make_packed(parts: Parts) -> Packed:
     """The packed layout. From here on the model's attention works only inside packed forwards."""
     sizes = memory.sizes(parts.text, parts.dtype)
     layers.register()
-    parts.model.set_attn_implementation(layers.IMPLEMENTATION)
+    set_attention(parts.model, layers.IMPLEMENTATION)
     bounds = Bounds(
         pass_tokens=pass_tokens(parts),
         pass_reads=sizes.pass_reads(),

@@ -27,11 +27,19 @@ class LayoutScorer(Protocol):
 class TorchBackend:
     """A `Backend`. Rows that cannot run fail alone; running out of memory raises OutOfDeviceMemory."""
 
-    def __init__(self, model: Any, facts: ModelFacts, layout: LayoutScorer, budget: Budget) -> None:
+    def __init__(
+        self,
+        model: Any,
+        facts: ModelFacts,
+        layout: LayoutScorer,
+        budget: Budget,
+        illustrated: LayoutScorer | None = None,
+    ) -> None:
         self.facts = facts
         self._model = model
         self._layout = layout
         self._budget = budget
+        self._illustrated = illustrated
         self._head_tokens = 0
 
     def set_head(self, tokens: Sequence[int]) -> None:
@@ -54,20 +62,32 @@ class TorchBackend:
                 if error is None:
                     rows.append((group.prefix, row))
                     places.append((g, r))
-        for (g, r), found in zip(places, self._score(rows), strict=True):
-            scores[g][r] = found
+        for layout, members in self._by_layout(rows):
+            for i, found in zip(members, self._score(layout, [rows[i] for i in members]), strict=True):
+                g, r = places[i]
+                scores[g][r] = found
         return scores
+
+    def _by_layout(self, rows: Sequence[tuple[Prefix, Row]]) -> list[tuple[LayoutScorer, list[int]]]:
+        """The rows of text and those that show images, as indices, each with the layout that scores them."""
+        pictured = [i for i, (prefix, _) in enumerate(rows) if "images" in prefix.extras]
+        plain = [i for i, (prefix, _) in enumerate(rows) if "images" not in prefix.extras]
+        found = [(self._layout, plain)] if plain else []
+        if pictured:
+            assert self._illustrated is not None  # the engine refuses images before
+            found.append((self._illustrated, pictured))
+        return found
 
     def predicted_bytes(self, rows: Sequence[tuple[Prefix, Row]]) -> int:
         """An upper bound of what scoring these rows takes beside the weights: one forward and the prefixes' stores."""
         return self._budget.predict(rows, self.facts.layout, self._head_tokens)
 
-    def _score(self, rows: Sequence[tuple[Prefix, Row]]) -> list[RowScores | Exception]:
+    def _score(self, layout: LayoutScorer, rows: Sequence[tuple[Prefix, Row]]) -> list[RowScores | Exception]:
         needed, free = self.predicted_bytes(rows), memory.free_bytes(torch.device(self.facts.device))
         if needed > free:  # Linux would hand it out and kill the process later
             raise OutOfDeviceMemory(f"a batch needs up to {needed} bytes and {free} are free")
         try:
-            return self._layout.score(rows)
+            return layout.score(rows)
         except (torch.OutOfMemoryError, MemoryError) as error:
             failure = str(error)
         except RuntimeError as error:
@@ -83,10 +103,11 @@ class TorchBackend:
     def release(self, prefix: Prefix) -> None:
         """Free what is kept for a prefix."""
         self._layout.release(prefix)
+        prefix.extras.clear()
 
     def close(self) -> None:
         """Free the weights."""
-        self._model = self._layout = None  # type: ignore[assignment]
+        self._model = self._layout = self._illustrated = None  # type: ignore[assignment]
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

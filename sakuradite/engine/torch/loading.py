@@ -46,13 +46,21 @@ def check_supported(config: Any, device: torch.device) -> None:
     """Raise UnsupportedModelError for what cannot be loaded natively: no causal language model, MXFP4 off CUDA."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not reads_images(config):
         raise UnsupportedModelError(f"model type {config.model_type!r} has no causal language model in Transformers")
     if quantization(config) == "mxfp4" and (missing := missing_for_mxfp4(device)):
         raise UnsupportedModelError(
             f"packed MXFP4 weights run only with native kernels on CUDA, and here {missing}; "
             "they are not unpacked silently, which would take four times the memory"
         )
+
+
+def reads_images(config: Any) -> bool:
+    """Whether Transformers has a model of images and text for a configuration that describes a vision part."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
+    described = getattr(config, "vision_config", None) is not None
+    return described and config.model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
 
 def quantization(config: Any) -> str | None:
@@ -100,7 +108,7 @@ def load_model(checkpoint: Path, config: Any, device: torch.device, dtype: torch
     """
     import torch
     from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
@@ -111,7 +119,8 @@ def load_model(checkpoint: Path, config: Any, device: torch.device, dtype: torch
     if device.type != "cpu" and find_spec("accelerate") is not None:
         options["device_map"] = {"": device}  # straight to the device, without a second copy in main memory
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        loader = AutoModelForImageTextToText if reads_images(config) else AutoModelForCausalLM
+        model = loader.from_pretrained(
             checkpoint, local_files_only=True, trust_remote_code=False, use_safetensors=True, **options
         )
         model = model.eval().requires_grad_(False)

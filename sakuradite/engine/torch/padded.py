@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 
@@ -11,6 +12,7 @@ from sakuradite.engine.torch.forward import Caller, Wanted, joined, read, to_dev
 from sakuradite.engine.torch.rotary import Rotary
 
 MAX_PADDING = 1.25  # computed over real tokens
+CPU_PADDING = 1.0  # there it costs twice, in tokens and in the loss of the causal fast path
 
 
 class Padded:
@@ -25,7 +27,7 @@ class Padded:
     ) -> None:
         self._caller, self._rotary, self._device, self._pad = caller, rotary, device, pad
         self._pass_tokens, self._pass_reads = pass_tokens, pass_reads
-        self._max_padding = 1.0 if device.type == "cpu" else MAX_PADDING
+        self._max_padding = CPU_PADDING if device.type == "cpu" else MAX_PADDING
 
     def set_head(self, tokens: Sequence[int]) -> None:
         """Nothing is shared, so nothing is to be prepared."""
@@ -62,6 +64,10 @@ class Padded:
         if batch:
             yield batch
 
+    def _inputs(self, ids: torch.Tensor) -> dict[str, Any]:
+        """What a forward gets besides tokens: nothing, for text."""
+        return {}
+
     def _forward(self, rows: Sequence[tuple[Prefix, Row]]) -> list[RowScores | Exception]:
         tokens = [(*prefix.tokens, *row.suffix) for prefix, row in rows]
         longest = max(map(len, tokens))
@@ -72,7 +78,7 @@ class Padded:
         ends = [{len(prefix.tokens) + r.offset for r in row.reads} for prefix, row in rows]
         keep = sorted(set().union(*ends))  # the same positions for every row: a union, of which each row reads its own
         self._rotary.reset(self._caller.model)
-        inputs = {} if mask is None else {"attention_mask": mask}
+        inputs = self._inputs(ids) | ({} if mask is None else {"attention_mask": mask})
         logits = self._caller.logits(ids, to_device(keep, self._device), use_cache=False, **inputs)
         wanted: list[Wanted] = [
             (i * len(keep) + keep.index(len(prefix.tokens) + r.offset), r.tokens)

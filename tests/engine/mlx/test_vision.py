@@ -11,16 +11,24 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from sakuradite.engine.backend import Group, Prefix, RowScores
+from sakuradite.config import ModelConfig
+from sakuradite.engine.backend import Group, Images, Prefix, RowScores
+from sakuradite.engine.engine import Engine
 from sakuradite.engine.mlx import load
 from sakuradite.engine.mlx.families import FAMILIES
 from sakuradite.errors import ContextExceededError, MissingExtraError, UnsupportedModelError
+from sakuradite.images import illustrated
+from sakuradite.questions import Choice, Noul, question_record
+from sakuradite.records import RequestRecord, RowAnswer
 from tests.engine.mlx.tiny import IMAGE_TOKEN, Reference, float32, row, tokens
+from tests.test_images import encoded
 
 mx = pytest.importorskip("mlx.core", reason="needs the extra [mlx]")
 
 VISION = sorted(name for name, family in FAMILIES.items() if family.images)
 VOCABULARY = 439
+LATE = question_record(Noul(instructions="Is this urgent?"))
+TEAM = question_record(Choice(instructions="Which team?", criteria={"billing": "invoices", "shipping": None}))
 type Family = Callable[[str], Path]
 
 
@@ -52,7 +60,7 @@ def probabilities(scores: RowScores | Exception) -> list[NDArray[np.float32]]:
 @pytest.mark.parametrize("long", [False, True], ids=["short", "long"])
 @pytest.mark.parametrize("model_type", VISION)
 def test_images_are_answered_as_by_pytorch(model_type: str, long: bool, family: Family) -> None:
-    from sakuradite.engine.mlx.vision import PREFILL_TOKENS, Images
+    from sakuradite.engine.mlx.vision import PREFILL_TOKENS
 
     folder = family(model_type)
     backend = load(float32(folder), folder)
@@ -74,8 +82,6 @@ def test_images_are_answered_as_by_pytorch(model_type: str, long: bool, family: 
 
 @pytest.mark.parametrize("model_type", VISION)
 def test_another_image_gives_another_answer(model_type: str, family: Family) -> None:
-    from sakuradite.engine.mlx.vision import Images
-
     folder = family(model_type)
     backend = load(float32(folder), folder)
     one = row(tokens(8), vocabulary=VOCABULARY)
@@ -89,8 +95,6 @@ def test_another_image_gives_another_answer(model_type: str, family: Family) -> 
 
 @pytest.mark.parametrize("model_type", VISION)
 def test_the_vision_tower_sees_a_request_once(model_type: str, family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sakuradite.engine.mlx.vision import Images
-
     folder = family(model_type)
     backend: Any = load(float32(folder), folder)
     tower = type(backend._model.vision_tower if model_type == "lfm2_vl" else backend._model.vision_model)
@@ -115,8 +119,6 @@ def test_the_vision_tower_sees_a_request_once(model_type: str, family: Family, m
 
 
 def test_half_precision_is_one_forward_near_float32(family: Family) -> None:
-    from sakuradite.engine.mlx.vision import Images
-
     folder = family("smolvlm")
     arrays, prefix = images("smolvlm")
     one = row(tokens(600), vocabulary=VOCABULARY)
@@ -139,8 +141,6 @@ def test_a_row_over_the_context_fails_alone(family: Family) -> None:
 
 
 def test_images_that_mlx_vlm_would_misread_are_refused(family: Family) -> None:
-    from sakuradite.engine.mlx.vision import Images
-
     folder = family("smolvlm")
     backend = load(float32(folder), folder)
     arrays, prefix = images("smolvlm")
@@ -155,8 +155,6 @@ def test_images_that_mlx_vlm_would_misread_are_refused(family: Family) -> None:
 
 
 def test_image_tokens_without_as_many_features_are_an_error(family: Family) -> None:
-    from sakuradite.engine.mlx.vision import Images
-
     folder = family("smolvlm")
     backend = load(float32(folder), folder)
     arrays, prefix = images("smolvlm")
@@ -169,12 +167,15 @@ def test_loading_leaves_transformers_as_it_was(family: Family) -> None:
     """mlx-vlm's models replace `AutoProcessor.from_pretrained` by one that trusts a checkpoint's own code."""
     import os
 
-    from transformers import AutoProcessor
+    from transformers import AutoProcessor, Lfm2VlProcessor
 
-    folder = family("idefics3")
-    before = AutoProcessor.__dict__["from_pretrained"]
-    load(float32(folder), folder)
-    assert AutoProcessor.__dict__["from_pretrained"] is before
+    before = AutoProcessor.__dict__["from_pretrained"], Lfm2VlProcessor.__dict__["__call__"]
+    for name in ("idefics3", "lfm2_vl"):
+        load(float32(family(name)), family(name))
+    assert (AutoProcessor.__dict__["from_pretrained"], Lfm2VlProcessor.__dict__["__call__"]) == before
+    assert Lfm2VlProcessor.__call__.__module__.startswith("transformers.")
+    assert Lfm2VlProcessor.__init__.__module__.startswith("transformers.")
+    assert "from_pretrained" not in vars(Lfm2VlProcessor)
     assert "TRANSFORMERS_VERBOSITY" not in os.environ
 
 
@@ -194,3 +195,28 @@ def test_other_image_families_are_refused_with_the_reason(tmp_path: Path) -> Non
     (tmp_path / "config.json").write_text('{"model_type": "qwen2_5_vl"}')
     with pytest.raises(UnsupportedModelError, match="on MLX only SmolVLM, Idefics3 and LFM2-VL read images"):
         load(float32(tmp_path), tmp_path)
+
+
+@pytest.mark.parametrize("model_type", VISION)
+async def test_a_request_with_images_is_answered_as_by_pytorch(model_type: str, tiny: Callable[..., Path]) -> None:
+    """From files to answers, through the same engine, processor and template; text alone too."""
+    folder, found = tiny(model_type), {}
+    requests = [
+        RequestRecord("r", illustrated("Charged twice.", count), (LATE, TEAM), (encoded("PNG", (90, 60)),) * count)
+        for count in (2, 0, 1)
+    ]
+    for backend in ("mlx", "torch"):
+        config = ModelConfig.model_validate({"model": "m", "backend": backend, "device": "cpu", "dtype": "float32"})
+        engine = Engine(config, folder)
+        assert (await engine.start()).modalities == ("text", "image")
+        found[backend] = [
+            outcome
+            for request in requests
+            for outcome in sorted([o async for some in engine.decide(request) for o in some], key=lambda o: o.row)
+        ]
+        await engine.stop(drain=0)
+    for ours, theirs in zip(found["mlx"], found["torch"], strict=True):
+        assert isinstance(ours, RowAnswer), ours
+        assert isinstance(theirs, RowAnswer), theirs
+        assert ours.input_tokens == theirs.input_tokens
+        assert ours.probabilities == pytest.approx(theirs.probabilities, abs=1e-4)

@@ -19,20 +19,16 @@ def is_terminal() -> bool:
 
 def print_json(value: BaseModel | Sequence[BaseModel] | dict[str, Any], indent: bool = True) -> None:
     """The value as JSON on stdout; `indent` for people, one line for JSON lines."""
-    import orjson
-
-    option = (orjson.OPT_INDENT_2 if indent else 0) | orjson.OPT_APPEND_NEWLINE
     sys.stdout.flush()
-    sys.stdout.buffer.write(orjson.dumps(_plain(value), option=option))
+    sys.stdout.buffer.write(json_line(value, indent))
     sys.stdout.buffer.flush()
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return value
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value.model_dump(mode="json")
+def json_line(value: Any, indent: bool = False) -> bytes:
+    """The value as JSON with a newline. By pydantic: a score's legend may hold integers too long for orjson."""
+    from pydantic_core import to_json
+
+    return to_json(value, indent=2 if indent else None) + b"\n"
 
 
 def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]], empty: str) -> None:

@@ -227,3 +227,20 @@ def test_a_daemon_that_goes_away_ends_the_run_where_resume_goes_on(
     with serve(ScriptedGateway()) as served:
         assert cli("--base-url", served.url, *asked, "--resume", stdin=states).code == 0
     assert [row["line"] for row in lines(out.read_text())] == list(range(1, 10))
+
+
+LONG = 1180591620717411303424  # 2**70, as identifiers in other systems are
+
+
+@pytest.mark.parametrize("how", [(), ("--stream",), ("--table",), ("--jsonl",)])
+def test_long_integers_come_back_with_every_digit(
+    cli: Cli, daemon: Daemon, tmp_path: Path, how: tuple[str, ...]
+) -> None:
+    path = tmp_path / "questions.json"
+    path.write_text(
+        f'{{"q": {{"type": "score", "instructions": {{"id": {LONG}}}, "criteria": [{{"id": {LONG}}}, "b"]}}}}'
+    )
+    state = () if how == ("--jsonl",) else ("--state", "x")
+    done = cli("run", MODEL, "-q", path, *state, *how, stdin=f'{{"id": {LONG}}}\n')
+    assert done.code == 0, done.err
+    assert str(LONG) in done.out

@@ -83,7 +83,7 @@ def test_images_are_sent(cli: Cli, questions: Path, tmp_path: Path, monkeypatch:
         assert cli(*asked, "--image", image, "--image", image).code == 0
         assert served.gateway.requests[0].images == (PNG, PNG)
         wrong = cli(*asked, "--image", tmp_path / "absent.png")
-    assert (wrong.code, "images[0]" in wrong.err) == (1, True)
+    assert (wrong.code, "images[0]" in wrong.err) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -110,8 +110,10 @@ def test_a_wrong_questions_file_is_named(
 def test_a_wrong_question_is_told_by_its_path(cli: Cli, daemon: Daemon, tmp_path: Path) -> None:
     path = tmp_path / "questions.json"
     path.write_text('{"q": {"type": "noul", "instruction": "x"}}')
-    wrong = cli("run", MODEL, "-q", path, "--state", "x")
-    assert (wrong.code, wrong.err) == (1, "error: questions.q.instruction: Unknown field\n")
+    for how in (("--state", "x"), ("--local", "--state", "x"), ("--jsonl",)):
+        wrong = cli("run", "org/absent", "-q", path, *how)
+        assert (wrong.code, wrong.err) == (2, f"error: {path}: questions.q.instruction: Unknown field\n")
+    assert daemon.calls == []  # no model is loaded for it
 
 
 def test_options_that_contradict_are_refused(cli: Cli, daemon: Daemon, questions: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ def json_line(value: Any, indent: bool = False) -> bytes:
 def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]], empty: str) -> None:
     """A table, of as many columns as the terminal has room for; piped, lines of tab-separated values.
 
-    `empty` is what to say in a terminal where there are no rows.
+    Where room is short, paths in the first column are cut at their left before a column is left out, and a line says
+    which are missing. `empty` is what to say in a terminal where there are no rows.
     """
     rows = list(rows)
     if not is_terminal():
@@ -49,11 +51,21 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]], empty: st
     terminal = console()
     table = Table(box=None, pad_edge=False, header_style="bold")
     columns = _fitting([headers, *rows], terminal.width)
+    if columns < len(headers):
+        rows = [(_short(row[0]), *row[1:]) for row in rows]
+        columns = _fitting([headers, *rows], terminal.width)
     for i, header in enumerate(headers[:columns]):
         table.add_column(header, overflow="fold", no_wrap=i > 0)
     for row in rows:
         table.add_row(*row[:columns])
     terminal.print(table)
+    if columns < len(headers):
+        terminal.print(f"no room for {', '.join(headers[columns:])}; --json has everything", style="dim")
+
+
+def _short(name: str) -> str:
+    """A path by its last part, as people tell checkpoints apart; anything else as it is."""
+    return f"…/{PurePath(name).name}" if PurePath(name).is_absolute() else name
 
 
 def _fitting(rows: Sequence[Sequence[str]], width: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 
@@ -10,6 +11,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     Errors are one line on stderr, for a user's mistake never a traceback.
     """
-    from sakuradite.cli.exits import run
+    try:
+        from sakuradite.cli.exits import run
 
-    raise SystemExit(run(arguments))
+        code = run(arguments)
+    except KeyboardInterrupt:  # before `run` could say it: while modules were imported
+        print("error: interrupted", file=sys.stderr)
+        code = 130
+    raise SystemExit(code)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sakuradite.cli.exits import UsageError
 from sakuradite.cli.output import console, print_json
 from sakuradite.cli.place import place_of
 from sakuradite.cli.progress import operation_progress, spinner
@@ -52,8 +53,10 @@ def demo(
 ) -> None:
     """Decide on a support ticket with a small real model on this machine."""
     from sakuradite import Sakuradite
+    from sakuradite.client.embedded import require_backend
     from sakuradite.config import home_directory
 
+    require_backend("torch")  # told before the conversion, not after it
     home, _ = home_directory(place_of(context).home)
     checkpoint = _checkpoint(home)
     asked = questions()
@@ -69,6 +72,7 @@ def demo(
 
 def _checkpoint(home: Path) -> Path:
     """The demo's checkpoint, made under the home the first time."""
+    from sakuradite.errors import ModelNotFoundError
     from sakuradite.hub import smollm2
     from sakuradite.operations import Operation, Progress
 
@@ -77,7 +81,10 @@ def _checkpoint(home: Path) -> Path:
         def report(progress: Progress) -> None:
             tell(Operation(id="demo", kind="load", model=smollm2.NAME, status="running", progress=progress))
 
-        return smollm2.checkpoint(home, report)
+        try:
+            return smollm2.checkpoint(home, report)
+        except ModelNotFoundError as error:  # the package is not installed
+            raise UsageError(str(error)) from None
 
 
 def _show(result: DecisionResult, asked: dict[str, Noul | Choice | Score]) -> None:
@@ -90,4 +97,4 @@ def _show(result: DecisionResult, asked: dict[str, Noul | Choice | Score]) -> No
     titles = {key: f"{question.type}: {question.instructions}" for key, question in asked.items()}
     print_answers(result.answers, terminal, titles)
     terminal.print(f"\n{NOTE}", style="dim")
-    terminal.print(f"  {BETTER}", style="dim")
+    terminal.print(f"  {BETTER}", style="dim", soft_wrap=True)  # one line, whatever the width: it is to be copied

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import orjson
 
 from sakuradite.cli.exits import UsageError
+from sakuradite.cli.output import json_line
 from sakuradite.errors import APIError, SakuraditeError, ValidationError
 
 if TYPE_CHECKING:
@@ -58,8 +59,8 @@ class Lines:
 
     def digest(self, line: bytes) -> bytes:
         """What tells this line, asked this, from any other."""
-        asked = orjson.dumps([self.model, self.questions, self.field])
-        return hashlib.blake2b(asked + b"\0" + line.strip(), digest_size=DIGEST).digest()
+        asked = json_line([self.model, self.questions, self.field])
+        return hashlib.blake2b(asked + line.strip(), digest_size=DIGEST).digest()
 
     def state(self, line: bytes) -> Any:
         """The state of a line. Raises ValidationError without a word of its content."""
@@ -114,7 +115,7 @@ class Output:
 
     def write(self, value: dict[str, Any]) -> None:
         """Write a line, whole, at once."""
-        self._file.write(orjson.dumps(value, option=orjson.OPT_APPEND_NEWLINE))
+        self._file.write(json_line(value))
         self._file.flush()
 
     def close(self) -> None:
@@ -167,7 +168,7 @@ def _fields(found: DecisionResult | SakuraditeError) -> dict[str, Any]:
         return {"error": {"code": found.code, "message": found.message}}
     if isinstance(found, SakuraditeError):
         raise found
-    return found.model_dump(mode="json")
+    return found.model_dump()
 
 
 async def _standard_input() -> AsyncIterator[tuple[int, bytes]]:

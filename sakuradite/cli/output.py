@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,26 +20,23 @@ def is_terminal() -> bool:
 
 def print_json(value: BaseModel | Sequence[BaseModel] | dict[str, Any], indent: bool = True) -> None:
     """The value as JSON on stdout; `indent` for people, one line for JSON lines."""
-    import orjson
-
-    option = (orjson.OPT_INDENT_2 if indent else 0) | orjson.OPT_APPEND_NEWLINE
     sys.stdout.flush()
-    sys.stdout.buffer.write(orjson.dumps(_plain(value), option=option))
+    sys.stdout.buffer.write(json_line(value, indent))
     sys.stdout.buffer.flush()
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return value
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value.model_dump(mode="json")
+def json_line(value: Any, indent: bool = False) -> bytes:
+    """The value as JSON with a newline. By pydantic: a score's legend may hold integers too long for orjson."""
+    from pydantic_core import to_json
+
+    return to_json(value, indent=2 if indent else None) + b"\n"
 
 
 def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]], empty: str) -> None:
     """A table, of as many columns as the terminal has room for; piped, lines of tab-separated values.
 
-    `empty` is what to say in a terminal where there are no rows.
+    Where room is short, paths in the first column are cut at their left before a column is left out, and a line says
+    which are missing. `empty` is what to say in a terminal where there are no rows.
     """
     rows = list(rows)
     if not is_terminal():
@@ -53,11 +51,21 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]], empty: st
     terminal = console()
     table = Table(box=None, pad_edge=False, header_style="bold")
     columns = _fitting([headers, *rows], terminal.width)
+    if columns < len(headers):
+        rows = [(_short(row[0]), *row[1:]) for row in rows]
+        columns = _fitting([headers, *rows], terminal.width)
     for i, header in enumerate(headers[:columns]):
         table.add_column(header, overflow="fold", no_wrap=i > 0)
     for row in rows:
         table.add_row(*row[:columns])
     terminal.print(table)
+    if columns < len(headers):
+        terminal.print(f"no room for {', '.join(headers[columns:])}; --json has everything", style="dim")
+
+
+def _short(name: str) -> str:
+    """A path by its last part, as people tell checkpoints apart; anything else as it is."""
+    return f"…/{PurePath(name).name}" if PurePath(name).is_absolute() else name
 
 
 def _fitting(rows: Sequence[Sequence[str]], width: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -94,6 +94,7 @@ def run(
     if name is None:
         raise UsageError("no model: name one (sakuradite run MODEL …), or set SAKURADITE_MODEL")
     config = model_config(name, set_, backend=backend, device=device, dtype=dtype, revision=revision, offline=offline)
+    _check("" if jsonl else given, asked, image or (), timeout, questions)
     if jsonl:
         import asyncio
 
@@ -151,6 +152,18 @@ def _questions(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise UsageError(f"{path}: must hold a JSON object of questions by id")
     return found
+
+
+def _check(state: Any, asked: dict[str, Any], images: Sequence[Path], timeout: float | None, file: Path) -> None:
+    """Refuse what no model can answer before one is loaded for it. Raises UsageError."""
+    from sakuradite.client.request import decision
+    from sakuradite.errors import ValidationError
+
+    try:
+        decision("", state, asked, images, timeout)
+    except ValidationError as error:
+        where = f"{file}: " if (error.param or "").startswith("questions") else ""
+        raise UsageError(f"{where}{error}") from None
 
 
 def _state(text: str | None, file: Path | None) -> Any:

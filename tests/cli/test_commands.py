@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from sakuradite import __version__
+from sakuradite.cli import main
 from sakuradite.config import ModelConfig, ServerConfig
 from sakuradite.errors import ConfigurationError, InvalidLifecycleError
 from sakuradite.operations import OperationError
@@ -230,6 +231,18 @@ def test_a_reader_that_goes_away_is_no_error(daemon: Daemon) -> None:
     command = f"{sys.executable} -m sakuradite ps --json | head -c 1"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], cwd=ROOT, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_ctrl_c_while_modules_are_imported_is_one_line_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(arguments: object) -> int:
+        raise KeyboardInterrupt  # as in `run`'s own import of the commands
+
+    monkeypatch.setattr("sakuradite.cli.exits.run", interrupted)
+    with pytest.raises(SystemExit) as end:
+        main(["ps"])
+    assert (end.value.code, capsys.readouterr().err) == (130, "error: interrupted\n")
 
 
 def test_completion_scripts_are_offered(monkeypatch: pytest.MonkeyPatch) -> None:

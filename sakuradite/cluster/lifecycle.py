@@ -82,7 +82,8 @@ class Lifecycle:
     def load(self, config: ModelConfig) -> Operation:
         """Begin to load, or the operation of the same configuration that is on its way or resident.
 
-        Raises InvalidLifecycleError when the model is resident with another configuration.
+        Raises InvalidLifecycleError when the model is resident with another configuration, InsufficientStorageError
+        where it cannot be written down.
         """
         self._check_open()
         model = canonical(config.model)
@@ -349,7 +350,11 @@ class Lifecycle:
             }
         )
         self.operations[operation.id] = operation
-        self._save_history()
+        try:
+            self._save_history(strictly=True)
+        except APIError:
+            del self.operations[operation.id]
+            raise
         return operation
 
     def _progress(self, operation_id: str, progress: Progress) -> None:
@@ -384,18 +389,34 @@ class Lifecycle:
 
     def set_alias(self, alias: str, model: str | None) -> None:
         """Point an alias at a model, or with None take it away."""
+        before = dict(self.state.aliases)
         if model is None:
             del self.state.aliases[alias]
         else:
             self.state.aliases[alias] = canonical(model)
-        self._save()
-
-    def _save(self) -> None:
-        self._journal.write_state(self.state)
+        try:
+            self._journal.write_state(self.state)
+        except APIError:
+            self.state.aliases = before
+            raise
         self._changed()
 
-    def _save_history(self) -> None:
-        self._journal.write_history(History(operations=list(self.operations.values())))
+    def _save(self) -> None:
+        """Write the models down. Work that is under way does not end because the disk is full."""
+        try:
+            self._journal.write_state(self.state)
+        except APIError as error:
+            log.error("%s; the next change tries again", error.message)
+        self._changed()
+
+    def _save_history(self, strictly: bool = False) -> None:
+        """Write the operations down; `strictly` raises where that fails, so that no new one begins."""
+        try:
+            self._journal.write_history(History(operations=list(self.operations.values())))
+        except APIError as error:
+            if strictly:
+                raise
+            log.error("%s; the next change tries again", error.message)
 
 
 def canonical(model: str) -> str:

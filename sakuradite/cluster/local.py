@@ -209,7 +209,7 @@ def _start_ray(logs: bool, cluster: bool) -> None:
         except ImportError:
             raise MissingExtraError("Embedded use", "torch") from None
         _hush(not logs)
-        with _quiet("ray"), _same_sigterm():
+        with _quiet("ray"), _same_sigterm(), _ray_imported_before():
             _local.seconds["imports"] = time.perf_counter() - clock
             clock = time.perf_counter()
             ray.init(
@@ -342,6 +342,26 @@ def _ray_environment(temp: Path, cluster: bool) -> dict[str, str | None]:
     if "site-packages" not in package:  # a checkout: Ray's workers start elsewhere
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
     return environment
+
+
+@contextmanager
+def _ray_imported_before() -> Iterator[None]:
+    """What Ray read from the environment when it was imported, perhaps by the program itself and long ago: told again.
+
+    Private names of Ray's; tests/cluster/test_process.py watches them.
+    """
+    import ray._raylet
+    from ray._private import ray_constants
+
+    constants: Any = ray_constants
+    before = constants.ENABLE_RAY_CLUSTER
+    constants.ENABLE_RAY_CLUSTER = False
+    raylet: Any = ray._raylet
+    raylet.Config.initialize('{"AUTH_MODE": "token"}')
+    try:
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = before
 
 
 def _own_resources() -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -21,7 +22,13 @@ from sakuradite.cluster.resources import actor_options, needs, shortfall, unprom
 from sakuradite.cluster.table import Entry, Table
 from sakuradite.cluster.watcher import users_of
 from sakuradite.config import ModelConfig
-from sakuradite.errors import ConfigurationError, ModelLoadingError, ModelNotFoundError, NotFoundError
+from sakuradite.errors import (
+    ConfigurationError,
+    InsufficientStorageError,
+    ModelLoadingError,
+    ModelNotFoundError,
+    NotFoundError,
+)
 from sakuradite.http.gateway import ResidentModel
 from sakuradite.operations import ModelCapabilities, Operation
 
@@ -171,6 +178,63 @@ async def test_the_latest_completed_operations_are_kept(tmp_path: Path) -> None:
     cut = again.operation(active.id)
     assert cut.error is not None
     assert (cut.status, cut.error.code) == ("failed", "interrupted")
+
+
+class FullDisk(Journal):
+    """A home whose disk can be filled."""
+
+    full = False
+
+    def _write(self, name: str, content: BaseModel) -> None:
+        if self.full:
+            raise InsufficientStorageError("the daemon cannot write: No space left on device")
+        super()._write(name, content)
+
+
+async def test_a_full_disk_refuses_what_is_new_and_ends_nothing(tmp_path: Path) -> None:
+    async def published() -> None:
+        return None
+
+    disk = FullDisk(tmp_path)
+    life = Lifecycle(disk, tmp_path, "s", 1.0, lambda: None, published)
+    life.set_alias("a", "m")
+    ended = life._new("pull", "m")
+    disk.full = True
+    for attempt in (
+        lambda: life.load(config()),
+        lambda: life.pull("n", None, False),
+        lambda: life.set_alias("b", "m"),
+        lambda: life.set_alias("a", None),
+    ):
+        with pytest.raises(InsufficientStorageError):
+            attempt()
+    assert (life.state.aliases, life.models, list(life.operations)) == ({"a": "m"}, {}, [ended.id])
+    life._finish(ended.id, "succeeded")
+    life.models["m"] = ModelRecord(config=config(), state="failed", application="x", operation=ended)
+    await life.unload("m")
+    disk.full = False
+    life.set_alias("b", "m")
+    life._new("pull", "k")
+    state, history = disk.read()
+    assert (state.models, state.aliases) == ({}, {"a": "m", "b": "m"})
+    assert [o.status for o in history.operations] == ["succeeded", "pending"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux only")
+def test_the_journal_says_that_a_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal(tmp_path)
+    state = CatalogState(session="s")
+    journal.write_state(state)
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(InsufficientStorageError, match=r"catalog\.json: No space left on device"):
+        journal.write_state(CatalogState(session="t"))
+    monkeypatch.undo()
+    assert journal.read()[0] == state
+    journal.check()
 
 
 def test_a_place_too_deep_for_sockets_is_refused_with_limit_and_variable(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,6 +76,23 @@ ray.shutdown()
 """
 )
 
+IMPORTED = (
+    "import ray\n"
+    + BEGIN
+    + """
+from tests.cluster.processes import descendants, listeners, name
+
+async def main():
+    embedded = model()
+    await embedded.start()
+    print(sorted(await answers(embedded, request())))
+    outside = [pid for pid, loopback, _ in listeners(descendants(os.getpid())) if not loopback]
+    print({name(pid).split(":")[2] for pid in outside})
+    await embedded.close()
+asyncio.run(main())
+"""
+)
+
 TWICE = (
     BEGIN
     + """
@@ -136,6 +153,13 @@ def test_the_terminal_is_silent_whatever_the_environment_says(tmp_path: Path) ->
     assert rows == "[0, 1, 2]"
     assert not Path(folder).exists()
     assert list(long.iterdir()) == []
+
+
+def test_a_program_that_imported_ray_before_is_as_safe_as_any(tmp_path: Path) -> None:
+    """Ray reads part of its environment when it is imported: authentication, and where to listen."""
+    code, out, errors = run(IMPORTED, tmp_path)
+    assert (code, errors) == (0, "")
+    assert out.splitlines() == ["[0, 1, 2]", "{'ServeReplica'}"]  # their gRPC, which asks for the token
 
 
 @pytest.mark.slow

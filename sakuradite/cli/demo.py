@@ -24,7 +24,8 @@ STATE = (
 
 NOTE = (
     "This is SmolLM2 with 135 million parameters: it shows that everything works, not how well a model can decide. "
-    "Its probabilities are not calibrated. With access to a hub, a better model answers the same way:"
+    "So small a model answers mostly by habit, and its probabilities are not calibrated. "
+    "With access to a hub, a better model answers the same way:"
 )
 BETTER = "sakuradite run --local Qwen/Qwen3-0.6B --state-file ticket.txt --questions questions.json --table"
 

@@ -156,25 +156,30 @@ def _turned(question: QuestionRecord) -> QuestionRecord:
 
 
 class _Pack:
-    """Rows of several states that go through one forward."""
+    """Rows of several states that go through one forward. A row that several runs have in common goes once."""
 
     def __init__(self) -> None:
         self.size = 0
         self.parts: list[Part] = []
-        self.reads: list[tuple[int, PlannedQuestion, bool]] = []
+        self.places: dict[tuple[int, ...], int] = {}  # of the rows of the last part, among all rows
+        self.reads: list[tuple[int, int, PlannedQuestion, bool]] = []
 
     def add(self, run: int, question: PlannedQuestion, backwards: bool) -> None:
         prefix, (row,) = list(question.prefix.tokens), question.rows
         if not self.parts or self.parts[-1][0] != prefix:
             self.parts.append((prefix, []))
+            self.places = {}
             self.size += len(prefix)
-        self.parts[-1][1].append(list(row.suffix))
-        self.reads.append((run, question, backwards))
-        self.size += len(row.suffix)
+        if row.suffix not in self.places:
+            self.places[row.suffix] = sum(len(rows) for _, rows in self.parts)
+            self.parts[-1][1].append(list(row.suffix))
+            self.size += len(row.suffix)
+        self.reads.append((run, self.places[row.suffix], question, backwards))
 
     def read(self, model: Model, scored: list[list[Scored]]) -> None:
-        for logs, (run, question, backwards) in zip(model.forward(self.parts), self.reads, strict=True):
-            weights = [math.exp(logs[token].item()) for (token,) in question.labels.paths]
+        logs = model.forward(self.parts)
+        for run, place, question, backwards in self.reads:
+            weights = [math.exp(logs[place][token].item()) for (token,) in question.labels.paths]
             mass = sum(weights)
             p = [weight / mass for weight in weights]
             scored[run].append(Scored(tuple(reversed(p) if backwards else p), mass, question.input_tokens))

@@ -106,8 +106,11 @@ def listen(host: str, port: int) -> socket.socket:
 def _server(application: Any, drain: float) -> Any:
     import uvicorn
 
+    from sakuradite.http.protocol import Protocol
+
     config = uvicorn.Config(
         application,
+        http=Protocol,
         loop="none",
         log_config=None,  # uvicorn's own would close Serve's handlers, and a new controller would replace this replica
         lifespan="off",

@@ -106,8 +106,11 @@ def listen(host: str, port: int) -> socket.socket:
 def _server(application: Any, drain: float) -> Any:
     import uvicorn
 
+    from sakuradite.http.protocol import Protocol
+
     config = uvicorn.Config(
         application,
+        http=Protocol,
         loop="none",
         lifespan="off",
         log_config=None,  # uvicorn's own closes Serve's handlers, and a new controller then throws this replica away

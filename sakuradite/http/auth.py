@@ -78,8 +78,8 @@ class Gatekeeper:
             raise UnauthorizedError("the key is missing or wrong; send Authorization: Bearer API_KEY")
 
     def _check_host(self, exchange: Exchange) -> None:
-        host = host_of(exchange.headers.get(b"host", b"").decode("latin-1"))
-        if not is_loopback(host) and host not in self.hosts:
+        hosts = {host_of(value.decode("latin-1")) for name, value in exchange.scope["headers"] if name == b"host"}
+        if not hosts or not all(is_loopback(host) or host in self.hosts for host in hosts):
             raise ForbiddenError("the Host header names another server; add it to allowed_hosts if it is this one")
 
     def _check_caller(self, exchange: Exchange) -> None:

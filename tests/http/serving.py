@@ -19,6 +19,7 @@ from sakuradite.engine.engine import Engine
 from sakuradite.errors import APIError, InvalidLifecycleError, ModelLoadingError, ModelNotFoundError, NotFoundError
 from sakuradite.http.app import App
 from sakuradite.http.gateway import ResidentModel
+from sakuradite.http.protocol import Protocol
 from sakuradite.operations import Alias, Inspection, ModelCapabilities, ModelStatus, Operation, Removed
 from sakuradite.records import Outcome, RequestRecord, RowAnswer
 
@@ -207,7 +208,7 @@ class Served:
 def serve(
     gateway: EngineGateway | None = None,
     administration: FakeAdministration | None = None,
-    http: str = "auto",
+    http: str | type[Protocol] = Protocol,
     **settings: Any,
 ) -> Iterator[Served]:
     """A server on a free port of loopback, stopped at the end."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 from typing import Any
 
 import httpx
@@ -103,6 +104,17 @@ def test_a_foreign_origin_is_refused_without_a_key(open_server: Served, origin: 
         assert response.status_code == 403
         assert not [name for name in response.headers if name.startswith("access-control")]
     assert send(open_server, "GET", "/v1/models", origin=open_server.url).status_code == 200
+
+
+@pytest.mark.parametrize("hosts", [("evil.example", "localhost"), ("localhost", "evil.example")])
+def test_a_second_host_does_not_hide_a_foreign_one(open_server: Served, hosts: tuple[str, str]) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", open_server.port)
+    connection.putrequest("GET", "/v1/models", skip_host=True)
+    for host in hosts:
+        connection.putheader("Host", host)
+    connection.endheaders()
+    assert connection.getresponse().status == 403
+    connection.close()
 
 
 def test_no_cross_origin_access_is_enabled(open_server: Served, keyed_server: Served) -> None:

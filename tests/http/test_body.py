@@ -20,6 +20,7 @@ import zstandard
 
 from sakuradite.errors import RequestTooLargeError
 from sakuradite.http.body import expand
+from sakuradite.http.protocol import MAX_HEAD_BYTES
 from sakuradite.records import Outcome, RequestRecord
 from tests.http.conftest import native, openai
 from tests.http.serving import MODEL, ScriptedGateway, Served, even, serve
@@ -287,3 +288,47 @@ def test_one_bad_row_does_not_fail_the_others(open_server: Served) -> None:
         responses = list(pool.map(lambda body: post(open_server, body), bodies))
     assert [r.status_code for r in responses] == [200, 413, 200]
     assert responses[0].json()["model"] == MODEL
+
+
+POST = b"POST /v1/decisions HTTP/1.1\r\nHost: localhost\r\nContent-Length: "
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (POST + b"-1\r\n\r\n{}", 400),
+        (POST + b"two\r\n\r\n{}", 400),
+        (POST + b"1".ljust(30, b"0") + b"\r\n\r\n{}", 400),
+        (b"BREW /v1/decisions HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
+        (b"GET /healthz HTTP/1.1\r\nX-Long: ".ljust(MAX_HEAD_BYTES + 1, b"y"), 431),
+    ],
+    ids=["negative length", "length in words", "huge length", "no method", "TLS", "long head"],
+)
+def test_what_is_no_http_gets_json_and_a_request_id(small: Served, sent: bytes, status: int) -> None:
+    with socket.create_connection(("127.0.0.1", small.port)) as connection:
+        connection.settimeout(30)
+        connection.sendall(sent)
+        received = b""
+        while chunk := connection.recv(65536):
+            received += chunk
+    headers, _, body = received.partition(b"\r\n\r\n")
+    assert headers.startswith(b"HTTP/1.1 %d " % status)
+    assert b"x-request-id: req_" in headers
+    assert b"x-typesafe-request-id: req_" in headers
+    assert json.loads(body)["error"]["code"] == "invalid_request"
+    assert small.client.get("/healthz").status_code == 200
+
+
+def test_a_head_without_end_is_cut(small: Served) -> None:
+    with socket.create_connection(("127.0.0.1", small.port)) as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nX-Long: ")
+        with pytest.raises(ConnectionError):
+            connection.sendall(b"y" * (64 << 20))
+    assert small.client.get("/healthz").status_code == 200
+
+
+def test_the_bound_is_on_one_head_not_on_a_connection(small: Served) -> None:
+    with httpx.Client(base_url=small.url, trust_env=False) as client:
+        for _ in range(8):
+            assert client.post("/v1/decisions", json=native(), headers={"x": "y" * 30_000}).status_code == 200

@@ -8,6 +8,7 @@ import shutil
 import socket
 import stat
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -28,7 +29,6 @@ type Level = Literal["ok", "note", "problem"]
 EXTRAS = {"torch": ("ray", "torch", "transformers"), "mlx": ("ray", "mlx", "mlx_lm"), "server": ("ray", "uvicorn")}
 RAY_VERSION = (2, 60)  # what the cluster part was measured and tested with, at least
 MIN_FREE_BYTES = 2_000_000_000  # a small model and its conversion
-MAX_SOCKET_FOLDER = 45  # characters of TMPDIR; Ray puts Unix sockets below it, whose paths end at 107
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +154,16 @@ def _home(place: Place) -> Iterator[Finding]:
 
 
 def _temporary(place: Place) -> Iterator[Finding]:
-    folder = os.environ.get("TMPDIR", "/tmp")
-    if sys.platform != "win32" and len(folder) > MAX_SOCKET_FOLDER:
-        advice = f"if Ray does not start, set TMPDIR to a folder of at most {MAX_SOCKET_FOLDER} characters"
-        yield Finding("TMPDIR", "note", f"{len(folder)} characters; Ray's Unix sockets need short paths", advice)
+    from sakuradite.cluster.local import MAX_PLACE, short_place
+
+    folder = tempfile.gettempdir()
+    if sys.platform != "win32" and (short := short_place()) != folder:
+        found = f"{folder} is too long for Ray's Unix sockets, or not writable"
+        if short is None:
+            advice = f"set TMPDIR to a writable folder whose path has at most {MAX_PLACE} bytes"
+            yield Finding("TMPDIR", "problem", f"{found}, and so are /tmp and /var/tmp", advice)
+        else:
+            yield Finding("TMPDIR", "note", f"{found}; Ray's files go to {short}")
     shared = Path("/dev/shm")
     if shared.is_dir() and (total := shutil.disk_usage(shared).total) < 128 << 20:
         yield Finding(

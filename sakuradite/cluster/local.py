@@ -34,11 +34,14 @@ from sakuradite.errors import ConfigurationError, MissingExtraError
 MAX_TEMP_PATH = 40
 """Bytes of the temporary folder's path: Ray adds 63 to it for its socket, and a Unix socket's path ends at 107."""
 
-ADDED_TO_PLACE = len("/skd12345678/ray")
+MAX_PLACE = MAX_TEMP_PATH - len("/skd12345678/ray")
+"""Bytes of what TMPDIR may name."""
 
 OBJECT_STORE_BYTES = 200 << 20
 """Of address space, touched only by requests over the gRPC limit. Ray's own minimum is 75 MiB."""
 MIN_OBJECT_STORE_BYTES = 78 << 20
+
+_log = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 5.0
 LOOPBACK = "127.0.0.1"
@@ -293,22 +296,35 @@ def _stop_ray() -> None:
 
 def _short_temporary_directory() -> Path:
     """A fresh folder of ours alone whose path leaves room for Ray's socket names."""
-    places = [tempfile.gettempdir(), "/tmp", "/var/tmp"]
-    for place in places:
-        if len(place) + ADDED_TO_PLACE <= MAX_TEMP_PATH and os.access(place, os.W_OK | os.X_OK):
-            return Path(tempfile.mkdtemp(prefix="skd", dir=place))
+    if (place := short_place()) is not None:
+        return Path(tempfile.mkdtemp(prefix="skd", dir=place))
     raise ConfigurationError(
-        f"Ray's sockets need a writable folder whose path has at most {MAX_TEMP_PATH - ADDED_TO_PLACE} characters;"
-        f" {tempfile.gettempdir()} has {len(tempfile.gettempdir())}. Set TMPDIR to a shorter one."
+        f"Ray's sockets need a writable folder whose path has at most {MAX_PLACE} bytes;"
+        f" {tempfile.gettempdir()} has {len(os.fsencode(tempfile.gettempdir()))}. Set TMPDIR to a shorter one."
     )
 
 
+def short_place() -> str | None:
+    """The first writable place for temporary folders whose path is short enough: TMPDIR, else /tmp, else /var/tmp."""
+    for place in (tempfile.gettempdir(), "/tmp", "/var/tmp"):
+        if len(os.fsencode(place)) <= MAX_PLACE and os.access(place, os.W_OK | os.X_OK):
+            return place
+    return None
+
+
 def _object_store_bytes() -> int:
-    """Small, and within half of the shared memory that containers often limit to 64 MiB."""
+    """Small, and within half of the shared memory, which containers often limit to 64 MiB: that is told in a line."""
     try:
         free = shutil.disk_usage("/dev/shm").free
     except OSError:
         return OBJECT_STORE_BYTES
+    if free < MIN_OBJECT_STORE_BYTES:  # Ray itself would say so in five lines, which `_quiet` keeps back
+        _log.warning(
+            "/dev/shm has %d MB free and Ray wants %d: requests of many megabytes go through files, more slowly"
+            " (in a container: --shm-size=1g)",
+            free // 10**6,
+            MIN_OBJECT_STORE_BYTES // 10**6,
+        )
     return max(MIN_OBJECT_STORE_BYTES, min(OBJECT_STORE_BYTES, free // 2))
 
 

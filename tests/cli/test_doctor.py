@@ -81,5 +81,11 @@ def test_missing_extras_and_old_versions(cli: Cli, daemon: Daemon, monkeypatch: 
 
 
 def test_a_long_folder_for_sockets(cli: Cli, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TMPDIR", "/tmp/" + "x" * 60)
-    assert findings(cli)["TMPDIR"]["found"].startswith("65 characters")
+    deep = "/tmp/" + "x" * 60
+    monkeypatch.setattr("tempfile.gettempdir", lambda: deep)
+    found = findings(cli)["TMPDIR"]
+    assert (found["level"], found["found"].endswith("; Ray's files go to /tmp")) == ("note", True)
+    monkeypatch.setattr("sakuradite.cluster.local.short_place", lambda: None)
+    found = findings(cli)["TMPDIR"]
+    assert (found["level"], found["found"].startswith(deep)) == ("problem", True)
+    assert "at most 24 bytes" in found["advice"]

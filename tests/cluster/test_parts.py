@@ -240,17 +240,25 @@ def test_the_journal_says_that_a_disk_is_full(tmp_path: Path, monkeypatch: pytes
 def test_a_place_too_deep_for_sockets_is_refused_with_limit_and_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.gettempdir", lambda: "/tmp/" + "d" * 60)
     monkeypatch.setattr("os.access", lambda *_: False)
-    with pytest.raises(ConfigurationError, match=r"at most 24 characters.*has 65.*TMPDIR"):
+    with pytest.raises(ConfigurationError, match=r"at most 24 bytes.*has 65.*TMPDIR"):
         local._short_temporary_directory()
+
+
+@pytest.mark.parametrize("place", ["/tmp/" + "d" * 20, "/tmp/" + "ü" * 10])
+def test_a_place_too_deep_gives_way_to_a_short_one(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.gettempdir", lambda: place)
+    monkeypatch.setattr("os.access", lambda *_: True)
+    assert local.short_place() == "/tmp"
 
 
 @pytest.mark.parametrize(("free", "size"), [(64 << 20, 78 << 20), (300 << 20, 150 << 20), (8 << 30, 200 << 20)])
 def test_the_object_store_fits_a_containers_shared_memory(
-    free: int, size: int, monkeypatch: pytest.MonkeyPatch
+    free: int, size: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     usage = shutil.disk_usage("/")
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=free))
     assert local._object_store_bytes() == size
+    assert ["67 MB free and Ray wants 81" in message for message in caplog.messages] == [True] * (free < size)
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,8 @@ Text:
 """
 CLEARLY = "Answer {} only if the text clearly says so. Otherwise answer {}."
 SUPPORTS = "Answer {} if the text supports this, {} if the text contradicts it or does not say."
+EXPLICITLY = "Answer {} only if the text clearly and explicitly says so. In every other case answer {}."
+OTHERWISE = "Answer {} only if the text clearly says so. If it says otherwise or does not say, answer {}."
 LONG_HEAD = (
     "You will read a text and a question about it. Judge only by what the text says. "
     "Answer with the code of the one answer that fits best.\n\nText:\n"
@@ -101,6 +103,17 @@ VARIANTS: dict[str, dict[str, object]] = {
     "noul: only if": {"noul_reply": "Answer {} only if the text says so, otherwise {}."},
     "noul: clearly": {"noul_reply": CLEARLY},
     "noul: clearly, no prefill": {"noul_reply": CLEARLY, "cues": (Cue("", ""),)},
+    "noul: clearly, newline": {"noul_reply": CLEARLY, "cues": (Cue("Answer:\n", ""),)},
+    "noul: clearly, statement": {"noul_reply": CLEARLY, "statement": "Statement: {}"},
+    "noul: clearly, check": {"noul_reply": "Check this against the text. " + CLEARLY},
+    "noul: clearly, claim": {"noul_reply": CLEARLY, "statement": "Claim or question: {}"},
+    "noul: explicitly": {"noul_reply": EXPLICITLY},
+    "noul: clearly, if otherwise": {"noul_reply": OTHERWISE},
+    "noul: clearly true": {"noul_reply": "Going by the text alone, is this clearly true? Answer {} or {}."},
+    "noul: No unless": {
+        "noul_turned": True,
+        "noul_reply": "Answer {} unless the text clearly says so. Only then answer {}.",
+    },
     "noul: if supported": {"noul_reply": SUPPORTS},
     "noul: if supported, no prefill": {"noul_reply": SUPPORTS, "cues": (Cue("", ""),)},
 }

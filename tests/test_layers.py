@@ -43,7 +43,7 @@ HEAVY = {
     "safetensors",
 }
 # Modules that are themselves only imported where their library is needed.
-HEAVY_ALLOWED = {"engine/torch", "engine/mlx", "cluster", "hub/gguf", "http/server"}
+HEAVY_ALLOWED = {"engine/torch", "engine/mlx", "cluster", "hub/gguf", "http/protocol"}
 
 
 def imports(path: Path, top_level_only: bool) -> list[str]:

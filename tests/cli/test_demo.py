@@ -88,7 +88,7 @@ def test_the_table_shows_ticket_questions_bars_and_what_the_model_is_not(
     assert f"noul: {demo.questions()['refund'].instructions}" in text
     assert "billing 0.500 ████████████" in text
     assert "2 today 0.500 ████████████" in text
-    assert "135 million parameters: it shows that everything works, not how well a model can decide, and goes" in text
+    assert "135 million parameters: it shows that everything works, not how well a model can decide" in text
     made = Instant.made
     assert (made["backend"], made["base_url"], made["home"]) == ("torch", "", tmp_path)
     assert made["model"] == tmp_path / "converted" / smollm2.NAME

@@ -52,7 +52,7 @@ def demo(
     context: typer.Context,
     json: Annotated[bool, typer.Option("--json", help="Print the decision as JSON, and nothing else.")] = False,
 ) -> None:
-    """Decide on a support ticket with a small real model on this machine."""
+    """Decide on a support ticket with a small real model, here."""
     from sakuradite import Sakuradite
     from sakuradite.client.embedded import require_backend
     from sakuradite.config import home_directory

@@ -42,7 +42,7 @@ class Finding:
 
 
 def doctor(context: typer.Context, json: Json = False) -> None:
-    """Look for what is wrong with this installation, and say what to do. Exit code 1 when there is a problem."""
+    """Say what is wrong with this installation, and what to do. Exit code 1 when there is a problem."""
     findings = list(examine(place_of(context)))
     if json:
         fields = ("subject", "level", "found", "advice")

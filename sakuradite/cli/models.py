@@ -67,7 +67,7 @@ def load(
     no_wait: NoWait = False,
     json: Json = False,
 ) -> None:
-    """Load a model, downloading it first if needed, and keep it in memory."""
+    """Load a model and keep it in memory. It is downloaded first if needed."""
     config = model_config(model, set_, backend=backend, device=device, dtype=dtype, revision=revision, offline=offline)
     with place_of(context).client() as client:
         operation = client.models.load(config)

@@ -42,7 +42,7 @@ def run(
         Path, typer.Option("--questions", "-q", metavar="FILE", help="A JSON map of questions by id.")
     ],
     model: Annotated[
-        str | None, typer.Argument(metavar="[MODEL]", help="Loaded if needed. Else SAKURADITE_MODEL, config.toml.")
+        str | None, typer.Argument(metavar="MODEL", help="Loaded if needed. Else SAKURADITE_MODEL, config.toml.")
     ] = None,
     state: Annotated[str | None, typer.Option(metavar="TEXT", help="What to decide on; else standard input.")] = None,
     state_file: Annotated[
@@ -79,9 +79,9 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="With --output: keep what FILE has and go on after it.")
     ] = False,
-    concurrency: Annotated[int, typer.Option(min=1, help="With --jsonl: requests in flight.")] = 16,
+    concurrency: Annotated[int, typer.Option(metavar="N", min=1, help="With --jsonl: requests in flight.")] = 16,
 ) -> None:
-    """Print a decision about a state as JSON, loading the model if needed."""
+    """Print a decision about a state as JSON. The model is loaded if needed."""
     from sakuradite.config import client_settings
 
     place = place_of(context)

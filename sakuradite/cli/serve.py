@@ -14,19 +14,27 @@ from sakuradite.errors import ConfigurationError, MissingExtraError
 
 def serve(
     context: typer.Context,
-    host: Annotated[str | None, typer.Option(help="Where to listen; 127.0.0.1 by default.")] = None,
-    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Where to listen; 7777 by default.")] = None,
+    host: Annotated[str | None, typer.Option(metavar="HOST", help="Where to listen; 127.0.0.1 by default.")] = None,
+    port: Annotated[
+        int | None, typer.Option(metavar="PORT", min=0, max=65535, help="Where to listen; 7777 by default.")
+    ] = None,
     address: Annotated[
         str | None,
-        typer.Option(envvar="RAY_ADDRESS", help="A running Ray cluster to join, as `auto`; else one is started here."),
+        typer.Option(
+            metavar="ADDRESS",
+            envvar="RAY_ADDRESS",
+            help="A running Ray cluster to join, as `auto`; else one is started here.",
+        ),
     ] = None,
-    routers: Annotated[int | None, typer.Option(min=1, help="Router replicas; 1 by default.")] = None,
+    routers: Annotated[int | None, typer.Option(metavar="N", min=1, help="Router replicas; 1 by default.")] = None,
     restore: Annotated[
         bool, typer.Option("--restore", help="Load what was loaded when the last daemon ended.")
     ] = False,
     default_model: Annotated[str | None, typer.Option(metavar="MODEL", help="What `default` names.")] = None,
 ) -> None:
-    """Start the daemon in the foreground: Ray, and a router that serves loaded models over HTTP. Ctrl-C stops it.
+    """Start the daemon in the foreground; Ctrl-C stops it.
+
+    It is Ray, and a router that serves loaded models over HTTP.
 
     Keys are taken from SAKURADITE_API_KEY, SAKURADITE_ADMIN_KEY or config.toml, never from the command line.
     """

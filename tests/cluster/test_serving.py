@@ -294,11 +294,11 @@ def test_a_killed_process_loses_nothing(deployment: str, daemon: Daemon) -> None
 @pytest.mark.slow
 def test_a_killed_controller_takes_nobody_with_it(daemon: Daemon) -> None:
     daemon.load(model="fake-led")
-    running = replicas(daemon, "")
-    (controller,) = [p for p in descendants(daemon.process.pid) if name(p).startswith("ray::ServeController")]
+    running = replicas(daemon, "Replica:")
+    (controller,) = replicas(daemon, "Controller")
     os.kill(controller, signal.SIGKILL)
     assert daemon.load(model="fake-led-on")["status"] == "succeeded"
-    assert set(running) <= set(replicas(daemon, ""))
+    assert set(running) <= set(replicas(daemon, "Replica:"))
     for model in ("fake-led", "fake-led-on"):
         assert daemon.decide(model).status_code == 200
         assert daemon.unload(model).status_code == 200

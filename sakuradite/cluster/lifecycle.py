@@ -2,6 +2,7 @@
 
 Everything runs on the catalog's event loop; what blocks (downloads, Serve's own calls) runs in threads. The state of a
 model is in its `ModelRecord`, written to disk with every change, so that a new catalog takes over where one died.
+Long because the operations share one table of models and must see each other's steps.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 All embedded clients of a process share it, by count. It is gone when the last one lets go; a joined Ray is left
 running. What Ray needs from the environment is set while it starts and put back afterwards.
+Long because starting, joining, holding and ending it change one state under one lock.
 """
 
 from __future__ import annotations

@@ -250,6 +250,7 @@ async def test_leaving_early_cancels_the_rest_in_coroutines(scripted: Callable[.
             async for _ in stream:
                 break
         await asyncio.to_thread(wait_until, lambda: served.gateway.ended == 1)
+        assert served.gateway.ended == 1
 
 
 def test_closing_the_client_closes_its_streams(scripted: Callable[..., Served]) -> None:

@@ -227,6 +227,7 @@ def test_a_caller_that_goes_away_stops_the_rows_that_have_not_started() -> None:
         time.sleep(0.5)
         caller.close()
         until(lambda: gateway.engine.pending_requests == 0, seconds=3)
+        assert gateway.engine.pending_requests == 0
 
 
 def test_uvicorns_transport_can_be_aborted(open_server: Served) -> None:

@@ -1,4 +1,7 @@
-"""The OpenAI Decisions dialect: `{model, input, questions: [question]}`; a question is known by its place."""
+"""The OpenAI Decisions dialect: `{model, input, questions: [question]}`; a question is known by its place.
+
+Long because the dialect has many kinds of input items, each a model of its own.
+"""
 
 from __future__ import annotations
 

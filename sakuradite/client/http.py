@@ -39,6 +39,7 @@ from sakuradite.http.keys import read_admin_key
 CONNECT_TIMEOUT = 10.0  # seconds for one try to connect
 CONNECT_RETRIES = 2  # more tries where no connection was made, so nothing was sent
 CONNECT_RETRY_WAIT = 0.1  # seconds, doubled with each try
+RESENDS = 1  # of a decision whose connection broke: asking twice gives the same, and another router takes the port over
 WRITE_TIMEOUT = 30.0  # seconds for a block of the body to be taken
 PATIENCE = (
     130.0  # seconds: the default deadline of a model, and 10 for its 504 to come. Then the server is asked whether
@@ -105,12 +106,24 @@ class HTTPTransport:
             await self._client.aclose()
 
     async def decide(self, decision: Decision) -> DecisionResult:
-        data = await within(decision.timeout, self.call("POST", "/v1/decisions", "inference", decision.body(False)))
+        data = await within(decision.timeout, self._decided(decision.body(False)))
         result = parsed(DecisionResult, data)
         kinds = {key: answer.type for key, answer in result.answers.items()}
         if kinds != {key: question.type for key, question in decision.questions.items()}:
             raise TransportError("the server's answers do not fit the questions that were asked")
         return result.model_copy(update={"answers": {key: result.answers[key] for key in decision.questions}})
+
+    async def _decided(self, body: bytes) -> bytes:
+        """The answer to a decision, asked once more where the connection broke before all of it was here."""
+        for left in reversed(range(RESENDS + 1)):
+            try:
+                return await self.call("POST", "/v1/decisions", "inference", body)
+            except TransportError as error:
+                broken = isinstance(error.__cause__, httpx.NetworkError | httpx.RemoteProtocolError) and error.sent
+                if not (left and broken):
+                    raise
+            await asyncio.sleep(CONNECT_RETRY_WAIT)
+        raise AssertionError("unreachable: the last attempt returns or raises")
 
     async def stream(self, decision: Decision) -> AsyncGenerator[StreamEvent]:
         clock = asyncio.get_running_loop().time

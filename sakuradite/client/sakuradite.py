@@ -45,7 +45,8 @@ class Sakuradite:
     - `revision`, `backend`, `device`, `dtype`, `offline`: how an embedded model is loaded.
     - `timeout`: seconds for one decision; None: the model's own deadline.
     - `retries`: how often a decision is asked again after a 429 or 503 that may pass, heeding Retry-After. A connection
-      that could not be made is always tried 3 times; nothing else is ever sent twice.
+      that could not be made is always tried 3 times, a decision whose connection broke is sent once more (it is the
+      same decision, and another router may be there); streams are never sent twice.
     - `http_client`: an httpx.Client (for `with`) or httpx.AsyncClient (for `async with`) of yours; you close it.
 
     Raises ConfigurationError for settings that contradict each other.

@@ -159,13 +159,24 @@ def test_redirects_are_not_followed(raw: Raw) -> None:
     assert not target.requests
 
 
-@pytest.mark.parametrize("steps", [[], [b"HTTP/1.1 200 OK\r\n"], [reply(200, GOOD)[:-10]]])
-def test_an_answer_cut_off_is_a_transport_error_and_not_tried_again(raw: Raw, steps: list[bytes]) -> None:
+CUT_OFF: list[list[bytes]] = [[], [b"HTTP/1.1 200 OK\r\n"], [reply(200, GOOD)[:-10]]]
+
+
+@pytest.mark.parametrize("steps", CUT_OFF)
+def test_a_decision_whose_connection_broke_is_sent_once_more(raw: Raw, steps: list[bytes]) -> None:
+    server = raw(steps, [reply(200, GOOD)])
+    assert decide(server.url).answers
+    assert len(server.requests) == 2
+    assert server.requests[0] == server.requests[1]
+
+
+@pytest.mark.parametrize("steps", CUT_OFF)
+def test_an_answer_cut_off_twice_is_a_transport_error(raw: Raw, steps: list[bytes]) -> None:
     server = raw(steps)
     with pytest.raises(TransportError) as raised:
         decide(server.url, retries=3)
     assert raised.value.sent
-    assert len(server.requests) == 1
+    assert len(server.requests) == 2
 
 
 def test_a_deadline_of_the_client_ends_the_request(raw: Raw) -> None:

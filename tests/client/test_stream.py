@@ -160,6 +160,13 @@ def test_a_broken_stream_is_a_transport_error(raw: Raw, frames: list[bytes], mes
     assert len(server.requests) == 1
 
 
+def test_a_stream_whose_connection_breaks_before_its_head_is_not_sent_again(raw: Raw) -> None:
+    server = raw([])
+    with Sakuradite(MODEL, base_url=server.url) as client, pytest.raises(TransportError):
+        list(client.decide("x", Q, stream=True))
+    assert len(server.requests) == 1
+
+
 def test_a_connection_that_breaks_mid_frame_is_a_transport_error(raw: Raw) -> None:
     head = EVENTS.replace(b"connection: close", b"transfer-encoding: chunked")
     chunk = b"%x\r\n%b\r\n" % (len(answer("a")), answer("a"))

@@ -10,10 +10,13 @@ import itertools
 import logging
 import os
 from collections.abc import AsyncGenerator
+from dataclasses import replace
+from hashlib import blake2b
 from typing import Any
 
 from sakuradite.errors import (
     APIError,
+    InferenceFailedError,
     InternalError,
     ReplicaUnavailableError,
     RequestTimeoutError,
@@ -35,16 +38,23 @@ GRACE_SECONDS = 2.0
 """The replica keeps the deadline; past it by this much the caller gives up on the replica."""
 RETRY_AFTER_SECONDS = 5.0
 
+MAX_DEATHS = 3
+"""Replicas that may die under one request. Two at once can be an accident; the third time it goes out alone, so that if
+it is the one that kills them it takes nobody with it, and nobody else is blamed."""
+BLAMED_SECONDS = 300.0
+"""A request that killed so many is refused for this long: clients ask again after an error of the server."""
+MAX_BLAMED = 64
+
 MODEL_DEPLOYMENT = "Model"
 
 
 class _Ticket:
     """One request on its way. Outcomes wait here until the reader takes them: no more than one per row."""
 
-    __slots__ = ("attempts", "failure", "key", "outcomes", "packet", "rows_left", "size", "wake")
+    __slots__ = ("attempts", "failure", "key", "outcomes", "packet", "request", "rows_left", "size", "wake")
 
     def __init__(self, key: str, request: RequestRecord) -> None:
-        self.key = key
+        self.key, self.request = key, request
         self.packet = pack_request(request)
         self.size = len(self.packet[0]) + sum(map(len, self.packet[1]))
         self.rows_left = set(range(len(request.questions)))
@@ -93,6 +103,9 @@ class ModelCalls:
         self._calls: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._cancelled: list[str] = []
+        self._suspects: list[_Ticket] = []
+        self._suspect: asyncio.Task[None] | None = None
+        self._blamed: dict[bytes, float] = {}
         self._numbers = itertools.count()
         self._open = 0
         self._idle: asyncio.Future[None] | None = None
@@ -101,8 +114,10 @@ class ModelCalls:
     async def decide(self, request: RequestRecord) -> AsyncGenerator[list[Outcome]]:
         """Outcomes in groups as batches finish, each row exactly once; closing it early cancels what has not started.
 
-        Raises the request's own failure, RequestTimeoutError, or ReplicaUnavailableError.
+        Raises the request's own failure, RequestTimeoutError, ReplicaUnavailableError, or InferenceFailedError for one
+        that replicas die of.
         """
+        self._refuse_blamed(request)
         if self._cold_start == "reject" and running_replicas(self._handle) == 0:
             raise ReplicaUnavailableError("no replica of the model is up", retry_after=RETRY_AFTER_SECONDS)
         allowed = request.timeout if request.timeout is not None else self._timeout
@@ -144,8 +159,8 @@ class ModelCalls:
 
     async def close(self) -> None:
         """Fail what is still waiting and end the calls."""
-        self._fail(self._waiting, ReplicaUnavailableError("the model is being unloaded"))
-        self._waiting = []
+        self._fail(self._waiting + self._suspects, ReplicaUnavailableError("the model is being unloaded"))
+        self._waiting, self._suspects = [], []
         if self._timer is not None:
             self._timer.cancel()
         for call in list(self._calls):
@@ -187,6 +202,7 @@ class ModelCalls:
         self._calls.discard(call)
         if self._waiting:
             self._flush()
+        self._send_suspect()
 
     async def _call(self, batch: list[_Ticket], size: int) -> None:
         from ray.exceptions import RayActorError, RayError
@@ -217,11 +233,43 @@ class ModelCalls:
             self._fail(batch, InternalError("the model did not answer every question"))
 
     def _again(self, batch: list[_Ticket]) -> None:
-        lost = [ticket for ticket in batch if not ticket.done and ticket.attempts > 1]
-        self._fail(lost, ReplicaUnavailableError("two replicas died in turn", retry_after=RETRY_AFTER_SECONDS))
-        self._waiting.extend(ticket for ticket in batch if not ticket.done)
+        """A replica died: what it had goes out once more together, the next time one by one, then no more."""
+        for ticket in batch:
+            if ticket.done:
+                continue
+            if ticket.attempts >= MAX_DEATHS:
+                self._blame(ticket)
+            elif ticket.attempts == MAX_DEATHS - 1:
+                self._suspects.append(ticket)
+            else:
+                self._waiting.append(ticket)
         if self._waiting:
             self._send()
+        self._send_suspect()
+
+    def _send_suspect(self) -> None:
+        """The next of those that may have killed two replicas, when the one before has been answered."""
+        while self._suspects and (self._suspect is None or self._suspect.done()):
+            ticket = self._suspects.pop(0)
+            if not ticket.done:
+                self._suspect = call = self._loop.create_task(self._call([ticket], ticket.size))
+                self._calls.add(call)
+                call.add_done_callback(self._ended)
+
+    def _blame(self, ticket: _Ticket) -> None:
+        ticket.fail(InferenceFailedError(f"{MAX_DEATHS} replicas in turn died of this request; it is not tried again"))
+        self._blamed[_fingerprint(ticket.request)] = self._loop.time()
+        log.error("%s: a request killed %d replicas in turn and is refused from now on", self._name, MAX_DEATHS)
+
+    def _refuse_blamed(self, request: RequestRecord) -> None:
+        now = self._loop.time()
+        for print_, since in list(self._blamed.items()):
+            if now - since > BLAMED_SECONDS or len(self._blamed) > MAX_BLAMED:
+                del self._blamed[print_]
+        if self._blamed and _fingerprint(request) in self._blamed:
+            raise InferenceFailedError(
+                f"{MAX_DEATHS} replicas died of the same request within the last {BLAMED_SECONDS / 60:g} minutes"
+            )
 
     @staticmethod
     def _fail(batch: list[_Ticket], error: APIError) -> None:
@@ -231,9 +279,10 @@ class ModelCalls:
 
     def _cancel(self, ticket: _Ticket) -> None:
         ticket.failure = ReplicaUnavailableError("cancelled by the caller")
-        if ticket in self._waiting:
-            self._waiting.remove(ticket)
-            return
+        for line in (self._waiting, self._suspects):
+            if ticket in line:
+                line.remove(ticket)
+                return
         if not self._cancelled:
             self._loop.call_soon(self._send_cancelled)
         self._cancelled.append(ticket.key)
@@ -242,6 +291,12 @@ class ModelCalls:
         """To every replica: which one has the request is Serve's secret. Nobody waits for the answer."""
         keys, self._cancelled = self._cancelled, []
         self._handle.options(_by_reference=False).broadcast("cancel", keys)._ensure_scheduled()
+
+
+def _fingerprint(request: RequestRecord) -> bytes:
+    """The same for the same questions about the same state, whoever asks."""
+    body, images = pack_request(replace(request, id="", timeout=None))
+    return blake2b(b"".join((body, *images)), digest_size=16).digest()
 
 
 def handle_of(deployment: str, application: str) -> Any:

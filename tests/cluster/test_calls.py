@@ -18,6 +18,7 @@ from sakuradite.engine.engine import Engine
 from sakuradite.errors import (
     APIError,
     CapacityExceededError,
+    InferenceFailedError,
     ReplicaUnavailableError,
     RequestTimeoutError,
     ValidationError,
@@ -142,23 +143,21 @@ async def test_a_full_queue_is_said_at_once(tmp_path: Path) -> None:
     await model.close()
 
 
-async def test_a_replica_that_dies_is_asked_again_once(model: EmbeddedModel) -> None:
-    """Who was in its company is answered by the next one; the request that kills each in turn is not tried for ever."""
+async def test_a_request_that_kills_replicas_is_found_and_takes_nobody_with_it(model: EmbeddedModel) -> None:
+    """Who was in its company is answered by the next replica; it is not tried for ever, nor when it comes again."""
     before = [pid for pid in descendants(os.getpid()) if f"{model._name}:Model" in name(pid)]
     expected = await answers(model, request("innocent"))
     assert running_replicas(inner(model)._handle) == 1
     killer = asyncio.ensure_future(answers(model, request("CRASH")))
     innocent = [asyncio.ensure_future(answers(model, request("innocent"))) for _ in range(3)]
-    with pytest.raises(ReplicaUnavailableError) as gone:
+    with pytest.raises(InferenceFailedError, match="3 replicas in turn died"):
         await killer
-    assert gone.value.retry_after
-    for result in await asyncio.gather(*innocent, return_exceptions=True):
-        # One that shared both fatal calls is told so; none is answered wrongly.
-        assert result == expected or isinstance(result, ReplicaUnavailableError)
-    assert await answers(model, request("innocent")) == expected
+    assert await asyncio.gather(*innocent) == [expected] * 3
     after = [pid for pid in descendants(os.getpid()) if f"{model._name}:Model" in name(pid)]
-    assert after
-    assert after != before
+    assert not set(before) & set(after)
+    with pytest.raises(InferenceFailedError, match="the same request"):
+        await answers(model, request("CRASH", id_="another", timeout=60))
+    assert [pid for pid in descendants(os.getpid()) if f"{model._name}:Model" in name(pid)] == after
 
 
 async def test_two_replicas_share_the_work(tmp_path: Path) -> None:

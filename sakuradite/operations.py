@@ -23,9 +23,11 @@ class Progress(_Wire):
     """How far an operation is. Bytes are None where there is nothing to count."""
 
     phase: str = "pending"
-    """pending, resolving, waiting (another process downloads the model), downloading, converting, scheduling, loading,
-    probing, draining, done.
+    """pending, resolving, waiting (another process downloads the model, or resources are taken), downloading,
+    converting, scheduling, loading, probing, draining, done.
     """
+    reason: str | None = None
+    """What it waits for."""
     bytes_done: int | None = None
     bytes_total: int | None = None
 

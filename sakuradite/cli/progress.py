@@ -97,4 +97,5 @@ class _Lines:
         self.phase, self.told = now.phase, clock
         of = "" if now.bytes_total is None else f" of {size(now.bytes_total)}"
         done = "" if now.bytes_done is None else f" {size(now.bytes_done)}{of}"
-        print(f"{self.model}: {now.phase}{done}", file=sys.stderr, flush=True)
+        why = "" if now.reason is None else f": {now.reason}"
+        print(f"{self.model}: {now.phase}{done}{why}", file=sys.stderr, flush=True)

@@ -21,11 +21,20 @@ from sakuradite.cluster import deploy
 from sakuradite.cluster.application import model_application
 from sakuradite.cluster.calls import ModelCalls
 from sakuradite.cluster.journal import MAX_COMPLETED, History, Journal, ModelRecord
-from sakuradite.cluster.resources import check_resources, first_replicas, needs
+from sakuradite.cluster.resources import (
+    Demand,
+    NoRoomNowError,
+    autoscaler_groups,
+    check_resources,
+    first_replicas,
+    needs,
+    replica_nodes,
+)
 from sakuradite.config import ModelConfig, ReplicaRange
 from sakuradite.errors import (
     APIError,
     CancelledOperationError,
+    InsufficientResourcesError,
     InternalError,
     InterruptedOperationError,
     InvalidLifecycleError,
@@ -41,6 +50,16 @@ IGNORED = ("model", "offline")
 """Fields that say how to get a model, not what it is: they do not make two configurations differ."""
 RESOLVED = ("backend", "device", "dtype")
 """Fields whose `auto` becomes something definite in a resident model."""
+
+FREE_SECONDS = 5.0
+"""How long a load waits for what others hold before it says so."""
+LOOK_SECONDS = 0.5
+STEP_SECONDS = 0.1
+"""Between looks for a replica's place, which it mostly has at once."""
+PLACE_SECONDS = 60.0
+"""For a replica that should have room to get its place: others may have been quicker."""
+AUTOSCALER_SECONDS = 1800.0
+"""The same where an autoscaler starts machines: a GPU in a cloud takes minutes, if there is one."""
 
 
 class Lifecycle:
@@ -176,9 +195,10 @@ class Lifecycle:
             self._progress(operation_id, Progress(phase="resolving"))
             config = await self._fetch(record, operation_id)
             self._progress(operation_id, Progress(phase="scheduling"))
-            options = await self._options(record, config)
+            options = await self._options(record, config, operation_id)
             application = model_application(config, self._home, options=options, drain=self._drain)
             await deploy.to_the_end(deploy.in_thread(lambda: deploy.submit_once(record.application, application)))
+            await self._place(record, operation_id)
             self._progress(operation_id, Progress(phase="loading"))
             calls = ModelCalls(record.application, config.timeout)
             record.capabilities = await deploy.wait_until_ready(record.application, calls)
@@ -202,27 +222,61 @@ class Lifecycle:
             if calls is not None:
                 await calls.close()
 
-    async def _options(self, record: ModelRecord, config: ModelConfig) -> dict[str, Any]:
-        """What to ask the scheduler for, unless an earlier catalog has asked already."""
-        async with self._scheduling:  # two loads at once must not both be promised the last GPU
-            if record.application in await deploy.in_thread(deploy.applications):
-                return {}
-            promised = self._promised(record)
-            options = await deploy.in_thread(lambda: check_resources(config, promised))
-            record.asked = needs(options)
-            return options
+    async def _options(self, record: ModelRecord, config: ModelConfig, operation_id: str) -> dict[str, Any]:
+        """What to ask the scheduler for, unless an earlier catalog has asked already.
 
-    def _promised(self, but: ModelRecord) -> dict[str, float]:
-        """What all other models hold or have been told that they get, by resource."""
-        sums: dict[str, float] = {}
+        What is merely taken is waited for: while another model is being unloaded, and a moment longer, because Ray
+        learns late of what was given back.
+        """
+        clock = asyncio.get_running_loop().time
+        end = clock() + FREE_SECONDS
+        while True:
+            async with self._scheduling:  # two loads at once must not both be promised the last GPU
+                if record.application in await deploy.in_thread(deploy.applications):
+                    return {}
+                others = self._others(record, await deploy.in_thread(replica_nodes))
+                try:
+                    options = await deploy.in_thread(lambda: check_resources(config, others))  # noqa: B023
+                except NoRoomNowError as error:
+                    lacking = error
+                else:
+                    record.asked = needs(options)
+                    return options
+            if any(other.state == "draining" for other in self.models.values()):
+                end = clock() + FREE_SECONDS
+            if clock() > end:
+                raise lacking
+            self._progress(operation_id, Progress(phase="waiting", reason=lacking.message))
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def _others(self, but: ModelRecord, placed: dict[str, tuple[str, ...]]) -> list[Demand]:
+        """What all other models hold or have been told that they get."""
+        demands = []
         for record in self.models.values():
             if record is but or record.state not in ("loading", "ready", "draining"):
                 continue
             scaled = record.config.replicas if isinstance(record.config.replicas, ReplicaRange) else None
             replicas = scaled.min if scaled and record.state == "ready" else first_replicas(record.config)
-            for name, n in record.asked.items():
-                sums[name] = sums.get(name, 0.0) + n * replicas
-        return sums
+            demands.append(Demand(record.asked, record.config.placement, replicas, placed.get(record.application, ())))
+        return demands
+
+    async def _place(self, record: ModelRecord, operation_id: str) -> None:
+        """Return when a replica has its place on a node, or Serve has given up; the operation tells what it waits for.
+
+        Raises InsufficientResourcesError when none came: within seconds, or minutes where an autoscaler starts nodes.
+        """
+        clock = asyncio.get_running_loop().time
+        begun = clock()
+        while not (await deploy.in_thread(replica_nodes)).get(record.application):
+            if await deploy.in_thread(lambda: deploy.failure(record.application)) is not None:
+                return  # whoever waits for its answer tells why
+            wanted = Demand(record.asked, record.config.placement)
+            limit = AUTOSCALER_SECONDS if await deploy.in_thread(autoscaler_groups) else PLACE_SECONDS
+            if clock() - begun > limit:
+                raise InsufficientResourcesError(f"no node had room for a replica within {limit:g} s: needed {wanted}")
+            if clock() - begun > LOOK_SECONDS:
+                self._progress(operation_id, Progress(phase="waiting", reason=f"for a node with {wanted}"))
+            await asyncio.sleep(STEP_SECONDS)
 
     async def _fetch(self, record: ModelRecord, operation_id: str) -> ModelConfig:
         """The files on this machine, and the configuration with the commit that they are of."""

@@ -18,7 +18,6 @@ from sakuradite.cluster import local, model, router
 from sakuradite.cluster.application import ModelArguments, ServerArguments
 from sakuradite.cluster.journal import MAX_COMPLETED, CatalogState, History, Journal, ModelRecord
 from sakuradite.cluster.lifecycle import Lifecycle, application_name, differences
-from sakuradite.cluster.resources import actor_options, needs, shortfall, unpromised
 from sakuradite.cluster.table import Entry, Table
 from sakuradite.cluster.watcher import users_of
 from sakuradite.config import ModelConfig
@@ -41,55 +40,6 @@ CAPABILITIES = ModelCapabilities(
 
 def config(**fields: object) -> ModelConfig:
     return ModelConfig.model_validate({"model": "m", **fields})
-
-
-@pytest.mark.parametrize(
-    ("fields", "wanted"),
-    [
-        ({"device": "cpu"}, {"CPU": 1}),
-        ({"device": "cpu", "num_cpus": 4, "memory": 5}, {"CPU": 4, "memory": 5}),
-        ({"device": "cuda"}, {"CPU": 1, "GPU": 1}),
-        ({"device": "cuda:1", "num_gpus": 0.25}, {"CPU": 1, "GPU": 0.25}),
-        ({"device": "auto"}, {"CPU": 1, "GPU": 1}),
-        ({"backend": "fake"}, {"CPU": 1}),
-        ({"backend": "mlx"}, {"CPU": 1, "MLX": 1}),
-        ({"backend": "mlx", "resources": {"MLX": 0.5}}, {"CPU": 1, "MLX": 0.5}),
-        ({"device": "mps"}, {"CPU": 1, "MPS": 1}),
-    ],
-)
-def test_what_a_replica_asks_for(fields: dict[str, object], wanted: dict[str, float]) -> None:
-    assert needs(actor_options(config(**fields), {"CPU": 8, "GPU": 2})) == wanted
-
-
-def test_without_a_gpu_in_the_cluster_auto_asks_for_none() -> None:
-    assert needs(actor_options(config(device="auto"), {"CPU": 8})) == {"CPU": 1}
-    assert actor_options(config(placement={"zone": "a"}))["label_selector"] == {"zone": "a"}
-
-
-@pytest.mark.parametrize(
-    ("wanted", "replicas", "nodes", "free", "words"),
-    [
-        ({"CPU": 1}, 1, [{"CPU": 2}], {"CPU": 1}, None),
-        ({"CPU": 1}, 2, [{"CPU": 2}], {"CPU": 1}, "not enough is free: needed 2 x (1 CPU), available 1 CPU"),
-        ({"GPU": 1}, 1, [{"CPU": 2}], {"CPU": 2}, "needed 1 GPU, the nodes have 0 GPU"),
-        ({"GPU": 2}, 1, [{"GPU": 1}, {"GPU": 1}], {"GPU": 2}, "needed 2 GPU, the nodes have 1 GPU; 1 GPU"),
-        ({"memory": 2 << 30}, 1, [{"memory": 1 << 30}], {}, "needed 2.0 GiB memory, the nodes have 1.0 GiB memory"),
-        ({}, 1, [{"CPU": 1}], {}, None),
-        ({"CPU": 1}, 1, [], {"CPU": 4}, "no such node"),
-    ],
-)
-def test_a_shortfall_says_needed_and_available(
-    wanted: dict[str, float], replicas: int, nodes: list[dict[str, float]], free: dict[str, float], words: str | None
-) -> None:
-    found = shortfall(wanted, replicas, nodes, free)
-    assert found is None if words is None else found is not None and words in found
-
-
-def test_what_was_promised_to_others_is_not_free() -> None:
-    total, promised = {"CPU": 4.0, "GPU": 1.0}, {"CPU": 3.0}
-    assert unpromised({"CPU": 4.0, "GPU": 1.0}, total, promised) == {"CPU": 1.0, "GPU": 1.0}  # nothing is scheduled yet
-    assert unpromised({"CPU": 1.0, "GPU": 1.0}, total, promised) == {"CPU": 1.0, "GPU": 1.0}  # all of it is
-    assert unpromised({"GPU": 1.0}, total, promised) == {"GPU": 1.0}  # others took the rest
 
 
 @pytest.mark.parametrize(

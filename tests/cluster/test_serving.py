@@ -126,7 +126,7 @@ def test_of_loads_at_once_one_is_told_that_nothing_is_left(daemon: Daemon) -> No
     first, second = (daemon.wait(operation) for operation in started)
     assert first["status"] == "succeeded"
     assert second["error"]["code"] == "insufficient_resources"
-    assert "available 0 CPU" in second["error"]["message"]
+    assert "available 127.0.0.1 0 CPU" in second["error"]["message"]
     for body in bodies:
         assert daemon.unload(str(body["model"])).status_code == 200
 

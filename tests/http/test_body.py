@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import json
 import socket
@@ -19,6 +20,7 @@ import pytest
 import zstandard
 
 from sakuradite.errors import RequestTooLargeError
+from sakuradite.http import protocol
 from sakuradite.http.body import expand
 from sakuradite.http.protocol import MAX_HEAD_BYTES
 from sakuradite.records import Outcome, RequestRecord
@@ -326,6 +328,58 @@ def test_a_head_without_end_is_cut(small: Served) -> None:
         with pytest.raises(ConnectionError):
             connection.sendall(b"y" * (64 << 20))
     assert small.client.get("/healthz").status_code == 200
+
+
+def answered(connection: socket.socket, end: bytes) -> bool:
+    """Read one answer, whose last bytes are known: whether it is a good one."""
+    received = b""
+    while not received.endswith(end) and (chunk := connection.recv(65536)):
+        received += chunk
+    return received.startswith(b"HTTP/1.1 200 ") and received.endswith(end)
+
+
+@pytest.mark.parametrize(
+    ("before", "sent", "status"),
+    [
+        (b"", b"", b""),
+        (b"", b"GET /healthz HTTP/1.1\r\nX: ", b"HTTP/1.1 408 "),
+        (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n", b"GET /hea", b"HTTP/1.1 408 "),
+    ],
+    ids=["nothing at all", "half a head", "half of the second head"],
+)
+def test_a_head_that_does_not_come_to_its_end_is_not_waited_for(
+    small: Served, before: bytes, sent: bytes, status: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.3)
+    with socket.create_connection(("127.0.0.1", small.port)) as connection:
+        connection.settimeout(30)
+        if before:
+            connection.sendall(before)
+            assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+        received = b""
+        with contextlib.suppress(ConnectionError):
+            for _ in range(10):  # a byte now and then does not prolong it
+                connection.sendall(sent)
+                sent = b"x" if sent else b""
+                time.sleep(0.1)
+        while chunk := connection.recv(65536):
+            received += chunk
+    assert received[: len(status)] == status
+    assert bool(received) == bool(status)
+
+
+def test_the_time_is_for_the_head_alone(small: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.3)
+    body = json.dumps(native()).encode()
+    with socket.create_connection(("127.0.0.1", small.port)) as connection:
+        connection.settimeout(30)
+        for _ in range(2):
+            head = b"%d\r\nContent-Type: application/json\r\n\r\n" % len(body)
+            connection.sendall(POST + head)
+            time.sleep(0.5)  # a slow body has a bound of its own
+            connection.sendall(body)
+            assert answered(connection, b'"output_tokens":0}}')
+            time.sleep(0.5)  # and so has a connection kept open
 
 
 def test_the_bound_is_on_one_head_not_on_a_connection(small: Served) -> None:

@@ -59,6 +59,8 @@ class ModelConfig(BaseModel):
     """Rows of one forward."""
     max_batch_tokens: int = Field(default=8192, ge=1)
     """Tokens that one forward computes, padding included. A longer row runs alone."""
+    max_batch_seconds: float | None = Field(default=None, gt=0)
+    """Seconds after which one batch counts as stuck and its replica is replaced; None: five times `timeout`."""
     max_cache_bytes: int | None = Field(default=None, ge=0)
     """Bytes of key/value caches that requests may hold between their batches; None: a share of the device's memory."""
     timeout: float = Field(default=120.0, gt=0)

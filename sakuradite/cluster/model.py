@@ -25,6 +25,7 @@ from sakuradite.records import Outcome, Packet, RowFailure, pack_outcomes, unpac
 
 log = logging.getLogger(__name__)
 
+STUCK_EXIT = 75
 FAILED_SECONDS = 30.0
 """A replica that could not load reports why for this long; then Serve may try another in its place."""
 
@@ -150,12 +151,17 @@ class Model:
                 task.cancel()
 
     async def check_health(self) -> None:
-        """Raises when this replica should be replaced: its worker thread is dead, or it could not load."""
+        """Raises when this replica should be replaced because it could not load.
+
+        Where the worker thread is dead or stuck the process ends: Serve replaces one that is gone at once, one that
+        calls itself unhealthy only after three looks, and what waits here is sent to another replica.
+        """
         if self._failure is not None:
             if time.monotonic() - self._failed_at > FAILED_SECONDS:
                 raise RuntimeError(f"{self._failure.code}: {self._failure.message}")
         elif not self._engine.alive:
-            raise RuntimeError("the worker thread of the model has ended")
+            log.critical("%s: the worker thread has ended or is stuck in a batch; the process ends", self._config.model)
+            os._exit(STUCK_EXIT)
 
     def record_autoscaling_stats(self) -> float:
         """Serve's custom metric: requests that wait or run."""

@@ -33,6 +33,8 @@ from sakuradite.errors import (
 from sakuradite.operations import ModelCapabilities
 from sakuradite.records import Outcome, Prose, RequestRecord
 
+BATCH_TIMEOUTS = 5  # a batch may outlive its callers: on a CPU 8,192 tokens of a large model take many minutes
+
 
 class Engine:
     """One model of this process. Nothing heavy happens before `start`; all methods belong to one event loop.
@@ -45,6 +47,7 @@ class Engine:
         self.capabilities: ModelCapabilities | None = None
         self.pending_requests = 0
         self.pending_bytes = 0
+        self._longest_batch = config.max_batch_seconds or BATCH_TIMEOUTS * config.timeout
         self._broken = False  # the model can answer nothing any more; only a new process helps
         self._worker = Worker(config, checkpoint, load, self._post, self._lost)
         self._jobs: set[Job] = set()
@@ -62,8 +65,11 @@ class Engine:
 
     @property
     def alive(self) -> bool:
-        """Whether the worker thread runs; when it does not, this engine never answers again."""
-        return self._worker.alive and not self._broken
+        """Whether the worker thread runs and gets on; when it does not, this engine never answers again.
+
+        It counts as stuck when one batch takes longer than `max_batch_seconds`: those who asked have had their 504.
+        """
+        return self._worker.alive and not self._broken and self._worker.busy < self._longest_batch
 
     async def start(self) -> ModelCapabilities:
         """Load the model on its thread and probe it. Raises what kept it from loading, with its own class: an

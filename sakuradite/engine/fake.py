@@ -52,6 +52,8 @@ class Options:
     """More rows than this do not fit the device."""
     crash: str = ""
     """A row with this text ends the process."""
+    hang: str = ""
+    """A forward with this text never returns."""
 
 
 def options_of(model: str) -> Options:
@@ -125,7 +127,7 @@ class FakeBackend:
         self.held: set[int] = set()
         self.released = 0
         self.closed = False
-        self._faults = any((options.poison, options.spoil, options.nan, options.crash))
+        self._faults = any((options.poison, options.spoil, options.nan, options.crash, options.hang))
 
     def set_head(self, tokens: Sequence[int]) -> None:
         self.head = tuple(tokens)
@@ -166,6 +168,8 @@ class FakeBackend:
             text = bytes(token for token in prefix.tokens + row.suffix if token < 256).decode(errors="replace")
             if options.crash and options.crash in text:
                 os._exit(70)
+            while options.hang and options.hang in text:
+                time.sleep(1)
             if options.spoil and options.spoil in text:
                 raise RuntimeError("a row of this batch spoils it")
             if options.poison and options.poison in text:

@@ -62,6 +62,7 @@ class Worker:
         """Prompt tokens compiled and not yet answered."""
         self.pixels = 0
         """Bytes of prepared images."""
+        self._since: float | None = None
         self.refuses_images = ""
         """Why a model that reads images does not get any; empty where it does, and for a model of text alone."""
 
@@ -92,6 +93,12 @@ class Worker:
         """Whether the thread runs. It never ends by itself while the model is wanted."""
         return self._thread.is_alive()
 
+    @property
+    def busy(self) -> float:
+        """Seconds since the batch or the compilation at hand began; 0 between them."""
+        since = self._since  # read once: the thread may clear it at any moment
+        return 0.0 if since is None else time.monotonic() - since
+
     def _run(self) -> None:
         backend: Backend | None = None
         try:
@@ -118,7 +125,9 @@ class Worker:
         self._loaded(found)
         try:
             while self._receive():
+                self._since = time.monotonic()
                 self._forward()
+                self._since = None
         except BaseException:
             logger.exception("the worker of %s ends: it cannot answer any more", self._config.model)
             self._lost()
@@ -166,7 +175,9 @@ class Worker:
         if self._illustrated and (self.pixels < PREPARED_BYTES or not (new or len(self._queue))):
             new.append(self._illustrated.popleft())
         if new:
+            self._since = time.monotonic()
             self._compile(new)
+            self._since = None
         return True
 
     def _compile(self, jobs: list[Job]) -> None:

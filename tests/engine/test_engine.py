@@ -286,6 +286,29 @@ async def test_a_model_that_can_answer_nothing_any_more_says_so() -> None:
     assert backend.closed
 
 
+async def test_a_batch_that_does_not_end_makes_the_engine_stuck() -> None:
+    async with running(max_batch_seconds=0.2) as (engine, backend):
+        first = await backend.hold(engine)
+        assert engine.alive
+        await asyncio.sleep(0.3)
+        assert not engine.alive
+        backend.gate.set()
+        assert codes(await first) == ["ok"]
+        assert codes(await answers(engine, asked("next"))) == ["ok"]  # so that the batch before is over
+        assert engine._worker.busy < 0.2
+
+
+async def test_waiting_for_work_is_not_being_stuck() -> None:
+    async with running(max_batch_seconds=0.2) as (engine, _):
+        assert codes(await answers(engine, asked("x"))) == ["ok"]
+        await asyncio.sleep(0.3)
+        assert engine.alive
+
+
+def test_a_batch_may_take_longer_than_a_request_may_wait() -> None:
+    assert Engine(ModelConfig(model="fake", backend="fake", timeout=10), None)._longest_batch == 50
+
+
 async def test_a_compiler_that_stumbles_over_a_request_fails_that_one_alone(caplog: pytest.LogCaptureFixture) -> None:
     class Picky(fake.FakeTokenizer):
         def plain(self, texts: Any) -> Any:
@@ -615,6 +638,7 @@ async def test_nothing_of_a_finished_request_is_kept() -> None:
             await answers(engine, RequestRecord("finished", ("x" * 100,), (LATE,) * 7))
         assert backend.released == 20
         assert not backend.held
+        await answers(engine, asked("another"))  # so that the last batch is over and has let go
         gc.collect()
         assert not [item for item in gc.get_objects() if type(item) is Job and item.request.id == "finished"]
 

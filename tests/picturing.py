@@ -218,12 +218,28 @@ PICTURED = ("smolvlm", "idefics3", "lfm2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5
 """Image and text architectures by `model_type`."""
 
 
-def build_pictured(architecture: str, folder: Path, *, seed: int = 0, template: str | None = None) -> Path:
-    """Write a checkpoint folder and return it. `template`: another chat template, in which IMAGE is the placeholder."""
+def build_pictured(
+    architecture: str,
+    folder: Path,
+    *,
+    seed: int = 0,
+    template: str | None = None,
+    vision: dict[str, Any] | None = None,
+    tokens_per_image: int | None = None,
+) -> Path:
+    """Write a checkpoint folder and return it.
+
+    `template`: another chat template, in which IMAGE is the placeholder. `vision`: settings of the vision tower; the
+    processor keeps its own. `tokens_per_image`: of Gemma 3, which takes their number from its configuration.
+    """
     import torch
     from transformers import AutoConfig, AutoModelForImageTextToText
 
-    described = AutoConfig.for_model(architecture, **_settings(architecture))
+    chosen = _settings(architecture)
+    chosen["vision_config"] = chosen["vision_config"] | (vision or {})
+    if architecture == "gemma3" and tokens_per_image is not None:
+        chosen["mm_tokens_per_image"] = tokens_per_image
+    described = AutoConfig.for_model(architecture, **chosen)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForImageTextToText.from_config(described).float().eval()

@@ -53,6 +53,7 @@ def assemble(config: ModelConfig, checkpoint: Path) -> TorchBackend:
         layout=decision.layout,
         layout_reason=decision.reason,
         modalities=("text",) if pictured is None else ("text", "image"),
+        warnings=() if pictured is None else pictured.warnings,
     )
     return TorchBackend(model, facts, scorer, memory.Budget(memory.sizes(text, dtype), pass_tokens(parts)), pictured)
 

@@ -24,6 +24,12 @@ class LayoutScorer(Protocol):
     def release(self, prefix: Prefix) -> None: ...
 
 
+class IllustratedScorer(LayoutScorer, Protocol):
+    """What the layout of rows with images has besides."""
+
+    def extra_bytes(self, rows: Sequence[tuple[Prefix, Row]]) -> int: ...
+
+
 class TorchBackend:
     """A `Backend`. Rows that cannot run fail alone; running out of memory raises OutOfDeviceMemory."""
 
@@ -33,7 +39,7 @@ class TorchBackend:
         facts: ModelFacts,
         layout: LayoutScorer,
         budget: Budget,
-        illustrated: LayoutScorer | None = None,
+        illustrated: IllustratedScorer | None = None,
     ) -> None:
         self.facts = facts
         self._model = model
@@ -80,7 +86,8 @@ class TorchBackend:
 
     def predicted_bytes(self, rows: Sequence[tuple[Prefix, Row]]) -> int:
         """An upper bound of what scoring these rows takes beside the weights: one forward and the prefixes' stores."""
-        return self._budget.predict(rows, self.facts.layout, self._head_tokens)
+        extra = 0 if self._illustrated is None else self._illustrated.extra_bytes(rows)
+        return self._budget.predict(rows, self.facts.layout, self._head_tokens) + extra
 
     def _score(self, layout: LayoutScorer, rows: Sequence[tuple[Prefix, Row]]) -> list[RowScores | Exception]:
         needed, free = self.predicted_bytes(rows), memory.free_bytes(torch.device(self.facts.device))

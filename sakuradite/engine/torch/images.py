@@ -1,12 +1,11 @@
-"""Rows that show images: complete rows by the model's own attention and vision tower, image set by image set.
+"""Rows that show images: complete rows by the model's own attention, each behind what the tower made of its images.
 
-What the checkpoint's processor made of a set of images is used as it is, and the vision tower sees it once per request.
-Rows of different images never share a forward, so nothing that a processor pads an image with depends on company.
+Rows of different images share a forward of the language model where that was shown to move no answer; in other
+families each set of images has its own. Prefixes with images are never shared.
 """
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,17 +18,18 @@ from sakuradite.engine.torch.forward import Caller
 from sakuradite.engine.torch.layers import IMPLEMENTATION
 from sakuradite.engine.torch.padded import Padded
 from sakuradite.engine.torch.rotary import Rotary
+from sakuradite.engine.torch.tower import Features, Tower
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
     from torch import Tensor
 
-TOKEN_TYPES = ("mm_token_type_ids", "token_type_ids")
+MASKING = "token_type_ids"
+TOKEN_TYPES = ("mm_token_type_ids", MASKING)
 """Names under which a forward wants to know which tokens are an image's: 1 there, 0 elsewhere."""
 
 
 class Illustrated(Padded):
-    """The padded layout for rows of one set of images at a time. `native`: the attention that the model came with."""
+    """The padded layout for rows with images. `native`: the attention that the model came with."""
 
     def __init__(
         self,
@@ -47,8 +47,9 @@ class Illustrated(Padded):
         self._image_token = int(model.config.image_token_id)
         names = inspect.signature(model.forward).parameters
         self._types = next((name for name in TOKEN_TYPES if name in names), None)
-        self._takes_features = "mm_encoder_outputs" in names and hasattr(model, "get_image_features")
-        self._images: Images | None = None
+        self._tower = Tower(model, device)
+        alone = f"different images never share a batch: {model.config.model_type} is not among the families compared"
+        self.warnings = () if self._tower.shared else (alone,)
 
     def score(self, rows: Sequence[tuple[Prefix, Row]]) -> list[RowScores | Exception]:
         """Scores of valid rows, in their order."""
@@ -57,36 +58,41 @@ class Illustrated(Padded):
             sets.setdefault(id(prefix.extras["images"]), []).append(i)
         scores: dict[int, RowScores | Exception] = {}
         with self._native_attention():
-            for members in sets.values():
-                self._images = rows[members[0]][0].extras["images"]
-                try:
-                    found = super().score([rows[i] for i in members])
-                finally:
-                    self._images = None
-                scores |= dict(zip(members, found, strict=True))
+            if self._tower.apart:
+                self._tower.look(_shown(rows))
+            for members in [range(len(rows))] if self._tower.shared else sets.values():
+                scores |= dict(zip(members, super().score([rows[i] for i in members]), strict=True))
         return [scores[i] for i in range(len(rows))]
 
-    def _inputs(self, ids: Tensor) -> dict[str, Any]:
-        """What the images of a forward's rows come as, each row's in storage of its own, and which tokens are theirs.
+    def extra_bytes(self, rows: Sequence[tuple[Prefix, Row]]) -> int:
+        """An upper bound of what the images of these rows take besides what rows of text do.
 
-        A model that takes the vision tower's output gets it, computed once per request; others get the pixels.
+        That is the tower, and masks over pairs of tokens where the language model is told which ones are images, as
+        Gemma 3 is: two of them, as they are and in the model's dtype.
         """
-        assert self._images is not None
-        arrays = {name: self._tensor(array) for name, array in self._images.arrays.items()}
+        shown = _shown(rows)
+        hidden = self._model.config.get_text_config().hidden_size
+        found = self._tower.predicted_bytes(shown, hidden)
+        if shown and self._types == MASKING:
+            longest = max(len(row.suffix) for prefix, row in rows if "images" in prefix.extras)
+            found += 2 * max(longest, self._pass_tokens) * longest * (1 + self._model.dtype.itemsize)
+        return found
+
+    def _inputs(self, ids: Tensor, rows: Sequence[tuple[Prefix, Row]]) -> dict[str, Any]:
+        """What the images of a forward's rows come as, one row's after another's, and which tokens are theirs.
+
+        A model that takes its tower's output gets it, and of the arrays those that tell places; others get the pixels.
+        """
+        shown: list[Images] = [prefix.extras["images"] for prefix, _ in rows]
         inputs: dict[str, Any] = {}
-        if self._takes_features:
-            if self._images.features is None:
-                self._images.features = self._model.get_image_features(**arrays, return_dict=True)
-            inputs["mm_encoder_outputs"] = {"image": _repeated(self._images.features, len(ids))}
-            del arrays["pixel_values"]
-        inputs |= {name: tensor.repeat(len(ids), *[1] * (tensor.dim() - 1)) for name, tensor in arrays.items()}
+        names = set(shown[0].arrays)
+        if self._tower.apart:
+            inputs["mm_encoder_outputs"] = {"image": Features.joined([images.features for images in shown])}
+            names = {name for name in names if not name.startswith("pixel_")}
+        inputs |= self._tower.arrays(shown, names)
         if self._types is not None:
             inputs[self._types] = (ids == self._image_token).long()
         return inputs
-
-    def _tensor(self, array: NDArray[Any]) -> Tensor:
-        tensor = torch.from_numpy(array).to(self._device)
-        return tensor.to(self._model.dtype) if tensor.is_floating_point() else tensor
 
     @contextmanager
     def _native_attention(self) -> Iterator[None]:
@@ -110,15 +116,6 @@ def set_attention(model: Any, implementation: str) -> None:
         model.set_attn_implementation(implementation)
 
 
-def _repeated(features: Any, rows: int) -> Any:
-    """The vision tower's output for one row as that of several rows that show the same images."""
-    repeated = copy.copy(features)
-    repeated["pooler_output"] = _times(features.pooler_output, rows)
-    if (deep := features.get("deepstack_features")) is not None:  # of several layers, each like the output
-        repeated["deepstack_features"] = [_times(layer, rows) for layer in deep]
-    return repeated
-
-
-def _times(value: Any, rows: int) -> Any:
-    """A tensor over images, or a list of one tensor for each."""
-    return value.repeat(rows, *[1] * (value.dim() - 1)) if isinstance(value, torch.Tensor) else [*value] * rows
+def _shown(rows: Sequence[tuple[Prefix, Row]]) -> list[Images]:
+    """The sets of images that rows show, each once."""
+    return list({id(images): images for prefix, _ in rows if (images := prefix.extras.get("images"))}.values())

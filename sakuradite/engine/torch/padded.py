@@ -64,8 +64,8 @@ class Padded:
         if batch:
             yield batch
 
-    def _inputs(self, ids: torch.Tensor) -> dict[str, Any]:
-        """What a forward gets besides tokens: nothing, for text."""
+    def _inputs(self, ids: torch.Tensor, rows: Sequence[tuple[Prefix, Row]]) -> dict[str, Any]:
+        """What a forward of these rows gets besides tokens: nothing, for text."""
         return {}
 
     def _forward(self, rows: Sequence[tuple[Prefix, Row]]) -> list[RowScores | Exception]:
@@ -78,7 +78,7 @@ class Padded:
         ends = [{len(prefix.tokens) + r.offset for r in row.reads} for prefix, row in rows]
         keep = sorted(set().union(*ends))  # the same positions for every row: a union, of which each row reads its own
         self._rotary.reset(self._caller.model)
-        inputs = self._inputs(ids) | ({} if mask is None else {"attention_mask": mask})
+        inputs = self._inputs(ids, rows) | ({} if mask is None else {"attention_mask": mask})
         logits = self._caller.logits(ids, to_device(keep, self._device), use_cache=False, **inputs)
         wanted: list[Wanted] = [
             (i * len(keep) + keep.index(len(prefix.tokens) + r.offset), r.tokens)

@@ -27,7 +27,8 @@ LAYERS = {
     "http": VOCABULARY,
     "cluster": VOCABULARY | {"engine", "hub", "http"},
     "client": VOCABULARY | {"cluster", "hub", "http"},
-    "cli": VOCABULARY | {"client", "cluster", "hub", "http"},
+    "batch": VOCABULARY | {"engine", "hub", "http", "cluster", "client"},
+    "cli": VOCABULARY | {"batch", "client", "cluster", "hub", "http"},
 }
 HEAVY = {
     "PIL",
@@ -38,6 +39,8 @@ HEAVY = {
     "mlx",
     "mlx_lm",
     "mlx_vlm",
+    "pandas",
+    "pyarrow",
     "uvicorn",
     "gguf",
     "safetensors",

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command and exit: 0 done, 1 refused, 2 wrong usage or settings, 3 no answer, 130 interrupted.
+    """Run one command and exit: 0 done, 1 refused, 2 wrong usage or settings, 3 no answer, 4 rows with errors,
+    130 interrupted.
 
     Errors are one line on stderr, for a user's mistake never a traceback.
     """

@@ -8,13 +8,13 @@ from typing import Annotated
 
 import typer
 
-from sakuradite.cli import demo, doctor, models, run, serve
+from sakuradite.cli import batch, demo, doctor, models, run, serve
 from sakuradite.cli.place import Place
 
 app = typer.Typer(
     help="Typed decisions with probabilities from open-weight language models.",
     epilog="Exit codes: 0 done, 1 refused by the daemon or the model, 2 wrong usage, settings or installation, "
-    "3 no answer from the daemon, 130 interrupted.",
+    "3 no answer from the daemon, 4 a bulk job is done and some of its rows have errors, 130 interrupted.",
     rich_markup_mode=None,  # plain help: rich costs more than everything else here together
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -62,6 +62,7 @@ def root(
 app.command()(demo.demo)
 app.command()(serve.serve)
 app.command()(run.run)
+app.command()(batch.batch)
 app.command()(models.load)
 app.command()(models.ps)
 app.command()(models.unload)

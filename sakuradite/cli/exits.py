@@ -23,6 +23,8 @@ USAGE = 2
 """The command line, a file it names, the settings, or the installation is wrong; nothing was sent."""
 NO_ANSWER = 3
 """The daemon could not be reached, or no complete answer came."""
+ROWS_REFUSED = 4
+"""`batch` is done and its output is whole, but some rows have an error in place of answers."""
 INTERRUPTED = 130
 """Ctrl-C."""
 

@@ -85,12 +85,13 @@ class Hold:
     seconds: dict[str, float]
 
 
-def acquire(logs: bool = False, cluster: bool = False) -> Hold:
+def acquire(logs: bool = False, cluster: bool = False, serve: bool = True) -> Hold:
     """Start this process's Ray and Serve, or share what is there. Blocks; any thread may call it.
 
     `cluster` is for the daemon: models are scheduled by what they ask for, and one that asks for no GPU sees none.
-    `logs` prints the workers' output in the terminal. Interrupted by Ctrl-C it stops what it started and raises
-    KeyboardInterrupt. Raises MissingExtraError without ray, ConfigurationError where no folder is short enough.
+    `serve=False` is for work without deployments. `logs` prints the workers' output in the terminal. Interrupted by
+    Ctrl-C it stops what it started and raises KeyboardInterrupt. Raises MissingExtraError without ray,
+    ConfigurationError where no folder is short enough.
     """
     with _local.lock:
         if _local.pid != os.getpid():
@@ -99,15 +100,17 @@ def acquire(logs: bool = False, cluster: bool = False) -> Hold:
             _discard()  # somebody called ray.shutdown() under us
         if _local.holders == 0:
             try:
-                _start(logs, cluster)
+                _start(logs, cluster, serve)
             except BaseException:
                 _discard()
                 raise
+        elif serve:
+            run_in_ray_thread(start_serve)  # the first holder may have had no need of it
         _local.holders += 1
         return Hold(_local.owned, dict(_local.seconds))
 
 
-def join(address: str) -> None:
+def join(address: str, purpose: str = "The daemon", extra: str = "server", serve: bool = True) -> None:
     """Connect this process to a running Ray cluster and hold it; `release` leaves the cluster as it was.
 
     Raises ConfigurationError when there is none, MissingExtraError without ray.
@@ -115,7 +118,7 @@ def join(address: str) -> None:
     try:
         import ray
     except ImportError:
-        raise MissingExtraError("The daemon", "server") from None
+        raise MissingExtraError(purpose, extra) from None
     with _local.lock:
         if _local.pid != os.getpid():
             _reset()
@@ -129,7 +132,8 @@ def join(address: str) -> None:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise ConfigurationError(f"no Ray cluster at {address!r}: {reason}", param="address") from None
         _local.disconnect = True
-        start_serve()
+        if serve:
+            start_serve()
         _local.holders += 1
 
 
@@ -189,22 +193,23 @@ def _reset() -> None:
     _local.seconds = {}
 
 
-def _start(logs: bool, cluster: bool) -> None:
+def _start(logs: bool, cluster: bool, serve: bool) -> None:
     clock = time.perf_counter()
     _local.seconds = {"imports": 0.0, "ray": 0.0, "serve": 0.0}
     if _ray_initialized():
         _local.owned = False
-        start_serve()
+        if serve:
+            start_serve()
         _local.seconds["serve"] = time.perf_counter() - clock
         return
     _local.owned = True
     _local.temp = _short_temporary_directory()
     _local.watcher = _start_watcher(_local.temp)
     _local.thread = _RayThread()
-    _local.thread.run(lambda: _start_ray(logs, cluster))
+    _local.thread.run(lambda: _start_ray(logs, cluster, serve))
 
 
-def _start_ray(logs: bool, cluster: bool) -> None:
+def _start_ray(logs: bool, cluster: bool, serve: bool) -> None:
     clock = time.perf_counter()
     assert _local.temp is not None
     with _environment(_ray_environment(_local.temp, cluster)):
@@ -230,7 +235,8 @@ def _start_ray(logs: bool, cluster: bool) -> None:
         atexit.register(_discard_at_exit)  # after ray's own import, so that it runs before ray's own hook
         _local.seconds["ray"] = time.perf_counter() - clock
         clock = time.perf_counter()
-        start_serve()
+        if serve:
+            start_serve()
         _local.seconds["serve"] = time.perf_counter() - clock
 
 

@@ -1,0 +1,132 @@
+"""The folder of a job beside its output: a manifest, and a file for each part that is done.
+
+Every file comes into being by a rename of a complete one, so after a kill -9 at any point a part is there or it is not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+from pydantic_core import to_json
+
+from sakuradite.batch.source import unreadable
+from sakuradite.errors import ConfigurationError, InsufficientStorageError, InvalidLifecycleError
+
+MANIFEST = "manifest.json"
+LOCK = "lock"
+
+
+class Folder:
+    """`OUT.batch`. Raises InsufficientStorageError where it cannot be written."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+        self.path = target.with_name(f"{target.name}.batch")
+        self._lock = FileLock(self.path / LOCK, timeout=0)
+
+    def open(self, restart: bool) -> dict[str, Any] | None:
+        """Take the folder for this process; the manifest of an earlier run, None where there is nothing to go on with.
+
+        `restart` throws an earlier run away, and lets an output that exists be replaced in the end. Raises
+        InvalidLifecycleError while another process works here, ConfigurationError where the output exists already.
+        """
+        begun = (self.path / MANIFEST).exists()
+        if self.target.exists() and not begun and not restart:
+            raise ConfigurationError(f"{self.target} exists; add --restart to replace it, or name another output")
+        try:
+            self.path.mkdir(exist_ok=True)
+            self._lock.acquire()
+        except Timeout:
+            raise InvalidLifecycleError(f"another process is working on {self.target}") from None
+        except OSError as error:
+            raise storage(self.path, error) from None
+        if restart:
+            self._clear()
+        try:
+            return read_manifest(self.path / MANIFEST)
+        except ConfigurationError:
+            self._lock.release()
+            raise
+
+    def begin(self, manifest: Mapping[str, Any]) -> None:
+        """Say what this job is made from. Nothing of it is done yet."""
+        self._clear()
+        self._write(MANIFEST, to_json(manifest, indent=2))
+
+    def done(self) -> dict[int, tuple[int, int, int]]:
+        """The parts that are there, each with its rows, errors and tokens."""
+        found = {}
+        for name in os.listdir(self.path):
+            if name.startswith("part-") and not name.endswith(".tmp"):
+                number, rows, errors, tokens = (int(field) for field in name.split("-")[1:])
+                found[number] = (rows, errors, tokens)
+        return found
+
+    def add(self, number: int, fields: Sequence[bytes], errors: int, tokens: int) -> None:
+        """Keep a part: a line for each of its rows. What its name says is what there is to sum up."""
+        self._write(part_name(number, len(fields), errors, tokens), b"".join(line + b"\n" for line in fields))
+
+    def lines(self) -> Iterator[bytes]:
+        """The fields of all rows, in order, from the parts."""
+        for number, counts in sorted(self.done().items()):
+            with (self.path / part_name(number, *counts)).open("rb") as file:
+                yield from file
+
+    def release(self) -> None:
+        """Let another process go on with it. Nothing is removed."""
+        self._lock.release()
+
+    def remove(self) -> None:
+        """The job is done: the manifest goes first, for what is left is then no job."""
+        self._clear()
+        self._lock.release()
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def _clear(self) -> None:
+        (self.path / MANIFEST).unlink(missing_ok=True)
+        for name in os.listdir(self.path):
+            if name != LOCK:
+                (self.path / name).unlink()
+
+    def _write(self, name: str, data: bytes) -> None:
+        temporary = self.path / f"{name}.tmp"
+        try:
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.rename(self.path / name)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise storage(self.path, error) from None
+
+
+def part_name(number: int, rows: int, errors: int, tokens: int) -> str:
+    """The file of a part."""
+    return f"part-{number:07d}-{rows}-{errors}-{tokens}"
+
+
+def read_manifest(path: Path) -> dict[str, Any] | None:
+    """What a manifest says, None where there is none."""
+    try:
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise unreadable(path, error) from None
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ConfigurationError(f"{path}: is not of a bulk job; remove the folder, or name another output")
+    return found
+
+
+def storage(path: Path, error: OSError) -> InsufficientStorageError:
+    """What to say of a file that cannot be written."""
+    return InsufficientStorageError(f"{path}: {error.strerror or error}; what is done is kept, run the command again")

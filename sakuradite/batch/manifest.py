@@ -1,0 +1,120 @@
+"""What a job is made from, as data: written when it begins, compared when it is gone on with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sakuradite.batch.flat import Kinds, answer_columns, check_free
+from sakuradite.batch.parts import rows_per_part
+from sakuradite.batch.source import Row, Source, decoded, file_format
+from sakuradite.config import ModelConfig
+from sakuradite.errors import ConfigurationError
+from sakuradite.questions import Choice, Noul, Score
+
+VERSION = 1
+ANSWERING = ("model", "revision", "backend", "device", "dtype", "max_input_tokens", "max_questions")
+"""The fields of a ModelConfig that answers depend on; the others may change between two runs of a job."""
+DEFAULT_COLUMN = "state"
+
+
+def made_from(
+    source: Source,
+    questions: Mapping[str, Any],
+    config: ModelConfig,
+    column: str | None,
+    whole_row: bool,
+) -> dict[str, Any]:
+    """What answers depend on: the input's content, the questions, the model, and what of a row is the state."""
+    return {
+        "version": VERSION,
+        "input": source.fingerprint(),
+        "questions": [[key, question] for key, question in questions.items()],
+        "model": {name: getattr(config, name) for name in ANSWERING},
+        "state": None if whole_row else state_column(source, column),
+    }
+
+
+def layout(
+    source: Source, target: Path, questions: Mapping[str, Noul | Choice | Score], keep: list[str] | None
+) -> dict[str, Any]:
+    """What is found by reading the whole input once: how many rows there are, and for a flat output their columns.
+
+    Raises ConfigurationError where a column of the input has the name of an answer's.
+    """
+    columns: dict[str, Any] | None
+    if file_format(target) == "jsonl":
+        rows, columns = source.count(), None
+    elif (header := source.header()) is None:
+        rows, kinds = 0, Kinds()
+        for rows, row in enumerate(source.rows(), 1):  # noqa: B007
+            kinds.see(_value(row))
+        columns = dict(kinds.columns())
+    else:
+        rows, columns = source.count(), dict.fromkeys(header, "text")
+    if columns is not None:
+        names = columns if keep is None else [name for name in keep if name in columns]
+        check_free(names, answer_columns(questions))
+    return {"rows": rows, "part_rows": rows_per_part(rows), "columns": columns}
+
+
+def check_same(manifest: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
+    """Refuse to go on with a job that was made from something else. Raises ConfigurationError saying what differs."""
+    differences = [text for name in now for text in _differences(name, manifest.get(name), now[name])]
+    if differences:
+        raise ConfigurationError(
+            f"{folder} holds an unfinished job that was made from other things: {'; '.join(differences)}. "
+            "Give it what it had, or add --restart to begin anew"
+        )
+
+
+def _differences(name: str, before: Any, now: Any) -> list[str]:
+    if before == now:
+        return []
+    match name:
+        case "input":
+            return ["the input has another content"]
+        case "questions":
+            asked, earlier = dict(now), dict(before)
+            ids = [key for key in {**earlier, **asked} if earlier.get(key) != asked.get(key)]
+            return [f"the question {key!r} differs" for key in ids] or ["the questions have another order"]
+        case "model":
+            return [f"{key} is {now[key]!r} and was {before.get(key)!r}" for key in now if before.get(key) != now[key]]
+        case "state":
+            return [f"the state is {_named(now)} and was {_named(before)}"]
+    return [f"{name} is {now!r} and was {before!r}"]
+
+
+def _named(column: str | None) -> str:
+    return "the whole row" if column is None else f"column {column!r}"
+
+
+def state_column(source: Source, column: str | None) -> str | None:
+    """The column that is the state: the one that was named, else `state` where the input has it, else the whole row.
+
+    Of .jsonl the first row that can be read decides. Raises ConfigurationError for a column that is not there.
+    """
+    names = source.header()
+    if names is None:
+        if column is not None:
+            return column
+        first = next((value for row in source.rows() if (value := _value(row)) is not None), None)
+        names = list(first) if isinstance(first, dict) else []
+    elif column is not None and column not in names:
+        raise ConfigurationError(f"{source.path}: no column {column!r}; it has {', '.join(names)}")
+    return column or (DEFAULT_COLUMN if DEFAULT_COLUMN in names else None)
+
+
+def check_kept(source: Source, keep: list[str] | None) -> None:
+    """Refuse to keep a column that is not there; of .jsonl each row has its own."""
+    names = source.header()
+    if names is not None and (missing := [name for name in keep or () if name not in names]):
+        raise ConfigurationError(f"{source.path}: no column {missing[0]!r} to keep; it has {', '.join(names)}")
+
+
+def _value(row: Row) -> Any:
+    try:
+        return decoded(row)
+    except ValueError:
+        return None

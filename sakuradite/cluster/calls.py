@@ -320,7 +320,7 @@ class ModelCalls:
 
 def _fingerprint(request: RequestRecord) -> bytes:
     """The same for the same questions about the same state, whoever asks."""
-    body, images = pack_request(replace(request, id="", timeout=None))
+    body, images = pack_request(replace(request, id="", timeout=None, trace=""))
     return blake2b(b"".join((body, *images)), digest_size=16).digest()
 
 

@@ -15,7 +15,7 @@ from sakuradite.cluster.metrics import METRICS, Meters
 
 log = logging.getLogger(__name__)
 
-EXPORT_SECONDS = 5.0
+EXPORT_SECONDS = 2.0
 """Ray's processes report to their node's agent every 10 s; a gauge that was not set for two reports is dropped."""
 
 

@@ -15,6 +15,8 @@ from pydantic import ValidationError as PydanticValidationError
 from sakuradite.errors import ConfigurationError
 
 type BackendName = Literal["auto", "torch", "mlx", "fake"]
+type LogFormat = Literal["text", "json"]
+type LogLevel = Literal["debug", "info", "warning", "error"]
 DEFAULT_PORT = 7777
 DEFAULT_BASE_URL = f"http://127.0.0.1:{DEFAULT_PORT}"
 MiB = 1 << 20
@@ -98,6 +100,23 @@ class ServerConfig(BaseModel):
     """Requests that one router holds at once, over all models."""
     stream_write_timeout: float = Field(default=30.0, gt=0)
     drain_timeout: float = Field(default=120.0, ge=0)
+    log_format: LogFormat | None = None
+    """Of the log lines; None: what SAKURADITE_LOG_FORMAT says, else text."""
+    log_level: LogLevel | None = None
+    """None: what SAKURADITE_LOG_LEVEL says, else info."""
+    log_dir: Path | None = None
+    """Where each process has its log file; `-` for stderr. None: SAKURADITE_LOG_DIR, else `logs` in the home of
+    `sakuradite serve`, and stderr anywhere else."""
+
+
+class LogSettings(BaseModel):
+    """How one process logs. Without a directory it does so on stderr."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: LogFormat = "text"
+    level: LogLevel = "info"
+    directory: Path | None = None
 
 
 ENVIRONMENT = {
@@ -106,7 +125,11 @@ ENVIRONMENT = {
     "base_url": "SAKURADITE_BASE_URL",
     "api_key": "SAKURADITE_API_KEY",
     "admin_key": "SAKURADITE_ADMIN_KEY",
+    "log_format": "SAKURADITE_LOG_FORMAT",
+    "log_level": "SAKURADITE_LOG_LEVEL",
+    "log_dir": "SAKURADITE_LOG_DIR",
 }
+SERVER_ENVIRONMENT = ("api_key", "admin_key", "log_format", "log_level", "log_dir")
 
 
 @dataclass(frozen=True)
@@ -182,10 +205,10 @@ def client_settings(home: Path | str | None = None, **arguments: Any) -> ClientS
 
 
 def server_settings(home: Path | str | None = None, **arguments: Any) -> ServerConfig:
-    """ServerConfig in the same order: arguments, environment (keys), config.toml's [server], defaults."""
+    """ServerConfig in the same order: arguments, environment (keys, logs), config.toml's [server], defaults."""
     home_path, _ = home_directory(home)
     values = dict(read_config_file(home_path).get("server", {}))
-    for key in ("api_key", "admin_key"):
+    for key in SERVER_ENVIRONMENT:
         if value := os.environ.get(ENVIRONMENT[key]):
             values[key] = value
     values |= {key: value for key, value in arguments.items() if value is not None}
@@ -196,3 +219,31 @@ def server_settings(home: Path | str | None = None, **arguments: Any) -> ServerC
         first = error.errors(include_input=False, include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise ConfigurationError(f"[server] {where}: {first['msg']}", param=where) from None
+
+
+def log_settings(
+    log_format: LogFormat | None = None,
+    log_level: LogLevel | None = None,
+    log_dir: Path | str | None = None,
+    *,
+    default_level: LogLevel = "info",
+) -> LogSettings:
+    """How this process logs: as told, else as its environment says, else text on stderr.
+
+    Raises ConfigurationError for a value of the environment that is not understood.
+    """
+    told = {"log_format": log_format, "log_level": log_level, "log_dir": log_dir}
+    found = {name: value or os.environ.get(ENVIRONMENT[name]) or None for name, value in told.items()}
+    directory = None if found["log_dir"] is None or str(found["log_dir"]) == "-" else Path(str(found["log_dir"]))
+    try:
+        return LogSettings.model_validate(
+            {
+                "format": found["log_format"] or "text",
+                "level": found["log_level"] or default_level,
+                "directory": directory and directory.expanduser().absolute(),
+            }
+        )
+    except PydanticValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        variable = ENVIRONMENT[f"log_{first['loc'][0]}"]
+        raise ConfigurationError(f"{variable}: {first['msg']}", param=variable) from None

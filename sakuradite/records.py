@@ -39,7 +39,9 @@ class QuestionRecord:
 class RequestRecord:
     """One request for one model. `timeout` is what is left of the deadline in seconds, None for the model's own.
 
-    `images` are undecoded JPEG or PNG files. Question ids stay with the caller: rows are known by their index.
+    `images` are undecoded JPEG or PNG files. Question ids stay with the caller: rows are known by their index. `id` is
+    the caller's or the router's, with something unique behind a slash where the caller chose it; `trace` is the span
+    that the work belongs to, as a W3C `traceparent`.
     """
 
     id: str
@@ -47,6 +49,7 @@ class RequestRecord:
     questions: tuple[QuestionRecord, ...]
     images: tuple[bytes, ...] = ()
     timeout: float | None = None
+    trace: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +82,13 @@ type Packet = tuple[bytes, tuple[bytes, ...]]
 def pack_request(request: RequestRecord) -> Packet:
     """The request as bytes for another process."""
     questions = [[q.kind, q.instructions, [[c.name, c.description] for c in q.candidates]] for q in request.questions]
-    return orjson.dumps([request.id, request.state, questions, request.timeout]), request.images
+    return orjson.dumps([request.id, request.state, questions, request.timeout, request.trace]), request.images
 
 
 def unpack_request(packet: Packet) -> RequestRecord:
     """The request of `pack_request`."""
     body, images = packet
-    id_, state, questions, timeout = orjson.loads(body)
+    id_, state, questions, timeout, trace = orjson.loads(body)
     return RequestRecord(
         id_,
         tuple(state),
@@ -95,6 +98,7 @@ def unpack_request(packet: Packet) -> RequestRecord:
         ),
         images,
         timeout,
+        trace,
     )
 
 

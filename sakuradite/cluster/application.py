@@ -56,12 +56,14 @@ def model_application(
     options: dict[str, Any] | None = None,
     environment: bool = True,
     owner: str | None = None,
+    logs: dict[str, Any] | None = None,
     drain: float = 120.0,
 ) -> "Application":
     """A model as a Serve application.
 
     `options` replaces the scheduling request that follows from the config. `environment` brings what our processes
     need in their environment, for a Ray that was not started with it. `owner` is the job whose end ends the model.
+    `logs` are arguments of `log_settings`, for where the replicas' own environment does not say how to log.
     """
     from ray import serve
 
@@ -89,7 +91,7 @@ def model_application(
         **_COMMON,
         **scale,
     )(Model)
-    application: Application = deployment.bind(config.model_dump(mode="json"), str(home), owner)
+    application: Application = deployment.bind(config.model_dump(mode="json"), str(home), owner, logs)
     return application
 
 

@@ -12,7 +12,7 @@ import os
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Protocol
 
 from sakuradite.errors import (
     APIError,
@@ -86,11 +86,23 @@ class _Ticket:
             self.wake.set_result(None)
 
 
+class Counts(Protocol):
+    """A counter."""
+
+    def inc(self, amount: float = 1) -> None: ...
+
+
 class ModelCalls:
     """Decide with the replicas of one deployed model."""
 
-    def __init__(self, application: str, timeout: float, cold_start: str = "wait") -> None:
-        """`timeout` in seconds for requests that bring none. Must be called inside the event loop that will use it."""
+    def __init__(
+        self, application: str, timeout: float, cold_start: str = "wait", retries: Counts | None = None
+    ) -> None:
+        """`timeout` in seconds for requests that bring none; `retries` counts those that are sent once more.
+
+        Must be called inside the event loop that will use it.
+        """
+        self._retries = retries
         handle = handle_of(MODEL_DEPLOYMENT, application)
         streaming = handle.options(stream=True, method_name="decide_many")
         self._by_grpc = streaming.options(_by_reference=False)
@@ -144,6 +156,16 @@ class ModelCalls:
                 self._idle.set_result(None)
             if not ticket.done:
                 self._cancel(ticket)
+
+    @property
+    def handle(self) -> Any:
+        """Serve's handle of the deployment."""
+        return self._handle
+
+    @property
+    def in_flight(self) -> int:
+        """Calls that have not ended."""
+        return len(self._calls)
 
     async def retire(self) -> None:
         """Close when the requests in flight are answered, for a model that gets no new ones."""
@@ -239,7 +261,10 @@ class ModelCalls:
                 continue
             if ticket.attempts >= MAX_DEATHS:
                 self._blame(ticket)
-            elif ticket.attempts == MAX_DEATHS - 1:
+                continue
+            if self._retries is not None:
+                self._retries.inc()
+            if ticket.attempts == MAX_DEATHS - 1:
                 self._suspects.append(ticket)
             else:
                 self._waiting.append(ticket)
@@ -295,7 +320,7 @@ class ModelCalls:
 
 def _fingerprint(request: RequestRecord) -> bytes:
     """The same for the same questions about the same state, whoever asks."""
-    body, images = pack_request(replace(request, id="", timeout=None))
+    body, images = pack_request(replace(request, id="", timeout=None, trace=""))
     return blake2b(b"".join((body, *images)), digest_size=16).digest()
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import logging
+from collections import Counter
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +19,9 @@ from sakuradite.cluster import deploy
 from sakuradite.cluster.declared import DeclaredModels
 from sakuradite.cluster.journal import Journal, ModelRecord
 from sakuradite.cluster.lifecycle import Lifecycle, canonical
+from sakuradite.cluster.seeing import Seeing
 from sakuradite.cluster.table import Entry, Table
-from sakuradite.config import ModelConfig, ServerConfig
+from sakuradite.config import ModelConfig, ReplicaRange, ServerConfig, log_settings
 from sakuradite.errors import (
     APIError,
     ErrorRecord,
@@ -43,6 +46,8 @@ WATCH_SECONDS = 20.0
 """A watch without a change answers after this, so that a router notices a catalog that is gone."""
 PUBLISH_SECONDS = 2.0
 MAX_ALIAS_LENGTH = 128
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,8 @@ class Catalog:
         self._version = 0
         self._routers: dict[str, tuple[int, float]] = {}
         self._change, self._heard = asyncio.Event(), asyncio.Event()
+        logs = {name: settings[name] for name in ("log_format", "log_level", "log_dir")}
+        self._seeing = Seeing("catalog", log_settings(**logs))
         self._lifecycle = Lifecycle(
             Journal(self._home),
             self._home,
@@ -79,7 +86,10 @@ class Catalog:
             self._settings.drain_timeout,
             self._changed,
             self._published,
+            ended=self._ended,
+            logs=logs,
         )
+        self._seeing.meters.refresh(self._look)
         self._declared = DeclaredModels(self._own_applications, self._changed)
         self._looking = asyncio.ensure_future(self._declared.follow())
 
@@ -115,6 +125,42 @@ class Catalog:
         """Cancel what is under way; the Serve applications of the models that are left, for the daemon to delete."""
         await self._lifecycle.close()
         return [r.application for r in self._lifecycle.models.values() if r.state in ("ready", "draining")]
+
+    async def figures(self) -> Any:
+        """What this catalog counted, for `/metrics`."""
+        return self._seeing.figures()
+
+    def _ended(self, operation: Operation) -> None:
+        """Count an operation that ended, and write its line."""
+        self._seeing.meters["sakuradite_operations_total"].labels(operation.kind, operation.status).inc()
+        fields: dict[str, Any] = {
+            "operation": operation.id,
+            "kind": operation.kind,
+            "model": operation.model,
+            "status": operation.status,
+            "seconds": round((operation.finished or operation.created) - operation.created, 3),
+        }
+        if operation.error is not None:
+            fields["code"] = operation.error.code
+        log.info("operation", extra={"fields": fields})
+
+    def _look(self) -> None:
+        """Set the gauges of what there is: declared models are ready."""
+        meters, records = self._seeing.meters, self._lifecycle.models
+        declared = {model: d.config for model, d in self._declared.models.items() if model not in records}
+        states = Counter(record.state for record in records.values()) + Counter(ready=len(declared))
+        for state in ("loading", "ready", "draining", "failed"):
+            meters["sakuradite_models"].labels(state).set(states[state])
+        wanted = meters["sakuradite_replicas_wanted"]
+        wanted.clear()
+        ready = {model: record.config for model, record in records.items() if record.state == "ready"}
+        for model, config in (ready | declared).items():
+            replicas = config.replicas
+            wanted.labels(model).set(replicas.min if isinstance(replicas, ReplicaRange) else replicas)
+
+    async def __del__(self) -> None:
+        if (seeing := getattr(self, "_seeing", None)) is not None:
+            await seeing.close()
 
     async def check_health(self) -> None:
         """Raises when declared models are no longer looked for."""

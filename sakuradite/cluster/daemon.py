@@ -14,7 +14,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from sakuradite.cluster import deploy, local
+from sakuradite.cluster import deploy, local, tracing
 from sakuradite.cluster.administration import patiently
 from sakuradite.cluster.application import CATALOG_DEPLOYMENT, ROUTER_DEPLOYMENT, SERVER, server_application
 from sakuradite.cluster.calls import handle_of
@@ -42,6 +42,7 @@ def serve(config: ServerConfig, restore: bool = False, say: Callable[[str], None
     if keys.admin is None:
         with _usable(home):
             keys = Keys.of(config.model_copy(update={"admin_key": ensure_admin_key(home)}))
+    tracing.check()
     Gatekeeper(config, keys)  # refuses what would be open to others, before anything starts
     with _only_one(home, config) as announce:
         Journal(home).check()  # the catalog would only tell it in a traceback, from another process
@@ -65,7 +66,8 @@ class _Daemon:
 
     def __init__(self, config: ServerConfig, keys: Keys, home: Path, say: Callable[[str], None]) -> None:
         self._asked, self._keys, self._home, self._say = config, keys, home, say
-        self._config = config.model_copy(update={"home": home, "port": _free_port(config)})
+        logs = home / "logs" if config.log_dir is None else config.log_dir
+        self._config = config.model_copy(update={"home": home, "port": _free_port(config), "log_dir": logs})
         self._stop = asyncio.Event()
         self._connected = self._deployed = False
         self._models: list[str] = []
@@ -225,7 +227,7 @@ def _read_note(note: Path) -> dict[str, Any]:
 
 def _other_settings(running: dict[str, Any], wanted: ServerConfig, place: str) -> str:
     """One line about the daemon that is there already, and in what it differs from the one wanted."""
-    asked = wanted.model_dump(mode="json", exclude={"api_key", "admin_key", "home", "address"})
+    asked = wanted.model_dump(mode="json", exclude={"api_key", "admin_key", "home", "address", "log_dir"})
     differing = [
         f"{name} {running[name]!r} instead of {value!r}"
         for name, value in asked.items()

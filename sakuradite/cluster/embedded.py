@@ -21,6 +21,9 @@ from sakuradite.records import Outcome, RequestRecord
 DRAIN_SECONDS = 5.0
 """On a joined Ray: for a forward that is running when the client closes."""
 
+QUIETLY = {"default_level": "warning"}
+"""How a model logs inside somebody else's program, which may let its workers' output through to a terminal."""
+
 
 class EmbeddedModel:
     """A model of one client: `start` it once, `decide` from the same event loop, `close` it.
@@ -75,7 +78,9 @@ class EmbeddedModel:
         if owned:
             # This machine is ours alone: nothing to schedule, every device is visible, the model picks its own.
             options: dict[str, Any] = {"num_cpus": 0, "num_gpus": self._config.num_gpus or 0}
-            return model_application(self._config, self._home, options=options, environment=False, drain=DRAIN_SECONDS)
+            return model_application(
+                self._config, self._home, options=options, environment=False, logs=QUIETLY, drain=DRAIN_SECONDS
+            )
         import ray
 
         return model_application(
@@ -83,6 +88,7 @@ class EmbeddedModel:
             self._home,
             options=check_resources(self._config),
             owner=ray.get_runtime_context().get_job_id(),
+            logs=QUIETLY,
             drain=DRAIN_SECONDS,
         )
 

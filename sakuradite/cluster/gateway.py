@@ -22,8 +22,9 @@ RETRY_SECONDS = 0.5
 class ServeGateway:
     """The models of the cluster as one router sees them. `follow` keeps the table fresh."""
 
-    def __init__(self, catalog: Any) -> None:
-        """`catalog` is a Serve handle. Must be made inside the event loop that will use it."""
+    def __init__(self, catalog: Any, retries: Any) -> None:
+        """`catalog` is a Serve handle, `retries` a counter by model. Made inside the event loop that will use it."""
+        self._retries = retries
         self._catalog = catalog
         self._name = secrets.token_hex(8)
         self._table = Table()
@@ -43,6 +44,14 @@ class ServeGateway:
         if (found := self._calls.get(model.id)) is None:  # unloaded since it was resolved
             raise ModelNotFoundError(f"{model.id} is no longer loaded", param="model")
         return found[1].decide(request)
+
+    def handles(self) -> dict[str, Any]:
+        """Serve's handles of the models that are ready, by model."""
+        return {model: calls.handle for model, (_, calls) in self._calls.items()}
+
+    def calls_in_flight(self) -> dict[str, int]:
+        """Calls on their way, by model."""
+        return {model: calls.in_flight for model, (_, calls) in self._calls.items()}
 
     async def follow(self) -> None:
         """Take over every table that the catalog sends. Ends only by cancellation."""
@@ -69,5 +78,5 @@ class ServeGateway:
                 task.add_done_callback(self._retiring.discard)
         for model, entry in ready.items():
             if model not in self._calls:
-                calls = ModelCalls(entry.application, entry.timeout, entry.cold_start)
+                calls = ModelCalls(entry.application, entry.timeout, entry.cold_start, self._retries.labels(model))
                 self._calls[model] = entry.application, calls

@@ -41,11 +41,16 @@ class Ingress:
     def __serve_build_asgi_app__(self) -> _Application:
         return self._application
 
+    async def figures(self) -> Any:
+        """What this router counted, for `/metrics`."""
+        assert self._application.front is not None
+        return self._application.front.figures()
+
     async def check_health(self) -> None:
         """Raises when this router no longer hears of changes."""
         assert self._application.front is not None
         self._application.front.check()
 
-    def __del__(self) -> None:
+    async def __del__(self) -> None:
         if getattr(self, "_application", None) is not None and self._application.front is not None:
-            self._application.front.close()
+            await self._application.front.close()

@@ -73,13 +73,18 @@ class Lifecycle:
         drain: float,
         changed: Callable[[], None],
         published: Callable[[], Awaitable[None]],
+        *,
+        ended: Callable[[Operation], None] = lambda operation: None,
+        logs: dict[str, Any] | None = None,
     ) -> None:
         """`changed` is called when what routers need to know is different; `published` returns when they know it.
 
+        `ended` is called with each operation that has ended, `logs` says how models log: see `model_application`.
         Raises what `Journal.read` raises.
         """
         self._journal, self._home, self._drain = journal, home, drain
         self._changed, self._published = changed, published
+        self._ended, self._logs = ended, logs
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._closing = False
         self._scheduling = asyncio.Lock()
@@ -196,7 +201,7 @@ class Lifecycle:
             config = await self._fetch(record, operation_id)
             self._progress(operation_id, Progress(phase="scheduling"))
             options = await self._options(record, config, operation_id)
-            application = model_application(config, self._home, options=options, drain=self._drain)
+            application = model_application(config, self._home, options=options, drain=self._drain, logs=self._logs)
             await deploy.to_the_end(deploy.in_thread(lambda: deploy.submit_once(record.application, application)))
             await self._place(record, operation_id)
             self._progress(operation_id, Progress(phase="loading"))
@@ -427,6 +432,7 @@ class Lifecycle:
         else:
             changes["progress"] = operation.progress.model_copy(update={"phase": "done"})
         self.operations[operation_id] = operation.model_copy(update=changes)
+        self._ended(self.operations[operation_id])
         completed = [o for o in self.operations.values() if o.status not in ACTIVE]
         completed.sort(key=lambda o: o.finished or 0)
         for old in completed[:-MAX_COMPLETED]:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import sys
 import time
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from sakuradite.config import ModelConfig
+from sakuradite.cluster.observers import ReplicaObserver
+from sakuradite.cluster.seeing import Seeing
+from sakuradite.config import ModelConfig, log_settings
 from sakuradite.errors import (
     APIError,
     ConfigurationError,
@@ -37,7 +40,7 @@ class Model:
     """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, config: dict[str, Any], home: str, owner: str | None = None
+        self, config: dict[str, Any], home: str, owner: str | None = None, logs: dict[str, Any] | None = None
     ) -> None:
         self._config = ModelConfig.model_validate(config)
         self._failure: ErrorRecord | None = None
@@ -46,6 +49,8 @@ class Model:
         self._seconds: dict[str, float] = {}
         self._created, self._owner = int(time.time()), owner
         set_threads(self._config.num_cpus)
+        self._seeing = Seeing("model", log_settings(**logs or {}))
+        self._seeing.meters.refresh(self._look)
         try:
             await self._load(Path(home))
         except APIError as error:
@@ -65,7 +70,8 @@ class Model:
         self._created = created or self._created
         self._seconds["resolve"] = time.perf_counter() - clock
         clock = time.perf_counter()
-        self._engine = Engine(self._config, checkpoint)
+        observer = ReplicaObserver(self._seeing.meters, self._seeing.tracing, self._config.model)
+        self._engine = Engine(self._config, checkpoint, observer=observer)
         await self._engine.start()
         self._seconds["load"] = time.perf_counter() - clock
 
@@ -144,6 +150,26 @@ class Model:
             log.exception("a request failed")  # a traceback of our own code holds no content of the request
             ready.append((key, [RowFailure(-1, InternalError("the engine failed on this request").record())]))
 
+    async def figures(self) -> Any:
+        """What this replica counted, for `/metrics`."""
+        return self._seeing.figures()
+
+    def _look(self) -> None:
+        """Set the gauges."""
+        meters, model = self._seeing.meters, self._config.model
+        engine: Any = getattr(self, "_engine", None)
+        able = engine.capabilities if engine is not None and self._failure is None else None
+        meters["sakuradite_replica_ready"].labels(model).set(able is not None and engine.alive)
+        for phase, seconds in self._seconds.items():
+            meters["sakuradite_load_seconds"].labels(model, phase).set(seconds)
+        for kind, size in resident_bytes(able).items():
+            meters["sakuradite_resident_bytes"].labels(model, kind).set(size)
+        if able is not None:
+            meters["sakuradite_queue_requests"].labels(model).set(engine.pending_requests)
+            meters["sakuradite_queue_bytes"].labels(model).set(engine.pending_bytes)
+            meters["sakuradite_queue_rows"].labels(model).set(engine.pending_questions)
+            meters["sakuradite_queue_tokens"].labels(model).set(engine.pending_tokens)
+
     async def cancel(self, keys: list[str]) -> None:
         """Give up requests by the caller's keys: rows that have not started are dropped."""
         for key in keys:
@@ -170,6 +196,8 @@ class Model:
     async def __del__(self) -> None:
         if (engine := getattr(self, "_engine", None)) is not None and self._failure is None:
             await engine.stop(0.0)
+        if (seeing := getattr(self, "_seeing", None)) is not None:
+            await seeing.close()
 
 
 def _checkpoint(config: ModelConfig, home: Path) -> tuple[Path | None, int]:
@@ -180,6 +208,18 @@ def _checkpoint(config: ModelConfig, home: Path) -> tuple[Path | None, int]:
 
     found = resolve(config.model, revision=config.revision, offline=config.offline, home=home)
     return found.path, found.created
+
+
+def resident_bytes(able: ModelCapabilities | None) -> dict[str, int]:
+    """Memory of this process by what holds it."""
+    import psutil  # type: ignore[import-untyped]  # brought by ray
+
+    sizes = {"process": int(psutil.Process().memory_info().rss)}
+    if able is not None and able.weight_bytes is not None:
+        sizes["weights"] = able.weight_bytes
+    if (torch := sys.modules.get("torch")) is not None and torch.cuda.is_initialized():
+        sizes["device"] = torch.cuda.memory_reserved()
+    return sizes
 
 
 def set_threads(num_cpus: float | None) -> None:

@@ -11,12 +11,19 @@ import asyncio
 import contextlib
 import logging
 import socket
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sakuradite.cluster.administration import RemoteAdministration
+from sakuradite.cluster.calls import handle_of
 from sakuradite.cluster.gateway import ServeGateway
-from sakuradite.config import ServerConfig
+from sakuradite.cluster.gathering import gather, text
+from sakuradite.cluster.observers import RouterObserver
+from sakuradite.cluster.seeing import Seeing
+from sakuradite.config import ServerConfig, log_settings
 from sakuradite.http.keys import Keys
+
+if TYPE_CHECKING:
+    from sakuradite.cluster.gathering import Figures
 
 log = logging.getLogger(__name__)
 
@@ -33,9 +40,39 @@ class Front:
         from sakuradite.http.app import App
 
         catalog._init(_run_router_in_separate_loop=False)
-        self.gateway = ServeGateway(catalog)
-        self.application = App(config, self.gateway, RemoteAdministration(catalog), keys=keys, proxied=proxied)
+        self._catalog, self._routers = catalog, _own_deployment()
+        self._seeing = Seeing("router", log_settings(config.log_format, config.log_level, config.log_dir))
+        meters = self._seeing.meters
+        self.gateway = ServeGateway(catalog, meters["sakuradite_retries_total"])
+        self.application = App(
+            config,
+            self.gateway,
+            RemoteAdministration(catalog),
+            keys=keys,
+            proxied=proxied,
+            observer=RouterObserver(meters, self._seeing.tracing),
+            metrics=self._metrics,
+        )
+        meters.refresh(self._look)
         self._following = asyncio.ensure_future(self.gateway.follow())
+
+    def figures(self) -> Figures:
+        """What this router counted."""
+        return self._seeing.figures()
+
+    async def _metrics(self) -> bytes:
+        """The figures of the whole cluster."""
+        handles = {"the routers": self._routers, "the catalog": self._catalog, **self.gateway.handles()}
+        return text(await gather(handles))
+
+    def _look(self) -> None:
+        meters, admission = self._seeing.meters, self.application.site.admission
+        meters["sakuradite_requests_in_flight"].set(admission.requests)
+        meters["sakuradite_request_bytes_in_flight"].set(admission.bytes)
+        calls = meters["sakuradite_calls_in_flight"]
+        calls.clear()
+        for model, number in self.gateway.calls_in_flight().items():
+            calls.labels(model).set(number)
 
     async def ready(self) -> None:
         """Return when the first table of models is here."""
@@ -47,8 +84,18 @@ class Front:
         if self._following.done():
             raise RuntimeError("the router no longer follows the catalog")
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        """Follow and tell no more."""
         self._following.cancel()
+        await self._seeing.close()
+
+
+def _own_deployment() -> Any:
+    """A handle to this replica and its like."""
+    from ray import serve
+
+    context = serve.get_replica_context()
+    return handle_of(context.deployment, context.app_name)
 
 
 class Router:
@@ -68,6 +115,10 @@ class Router:
         """Where it listens: the host as configured and the port that it got."""
         return self._config.host, self._socket.getsockname()[1]
 
+    async def figures(self) -> Figures:
+        """What this router counted, for `/metrics`."""
+        return self._front.figures()
+
     async def drain(self) -> None:
         """Accept no more connections; return when running requests are answered, or after the drain time."""
         self._server.should_exit = True
@@ -83,7 +134,7 @@ class Router:
     async def __del__(self) -> None:
         if hasattr(self, "_serving"):
             await self.drain()
-            self._front.close()
+            await self._front.close()
 
 
 def listen(host: str, port: int) -> socket.socket:

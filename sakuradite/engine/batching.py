@@ -58,6 +58,13 @@ class Load:
         self.rows = 0
         self.tokens = 0
         """Tokens computed, padding included."""
+        self.prompt = 0
+        """Tokens of the rows' whole prompts."""
+
+    @property
+    def padding(self) -> int:
+        """Of the tokens computed, those that belong to no row."""
+        return self.tokens - self._prefix_tokens - self._real
 
     def add(self, prefix: Prefix, row: Row) -> int | None:
         """Take the row in and return the tokens it adds for itself, or None when it does not fit. A first row fits."""
@@ -78,6 +85,7 @@ class Load:
         self._prefixes.add(id(prefix))
         self._prefix_tokens, self._real, self._longest = prefixes, real, longest
         self.rows, self.tokens = rows, prefixes + laid_out
+        self.prompt += len(prefix.tokens) + len(row.suffix)
         return shared + length
 
 
@@ -91,7 +99,8 @@ class Queue:
         self.budget = max_tokens
         """Tokens of a batch for now: lower than `max_tokens` for a while after one did not fit the device."""
         self._fitted = 0
-        self._batch_tokens = 0
+        self.taken = Load(layout, head, max_rows, max_tokens)
+        """What the batch taken last computes."""
         self._small: deque[Work] = deque()
         self._large: deque[Work] = deque()
         self._small_leads = True
@@ -122,12 +131,12 @@ class Queue:
             self._fill(batch, load, lead, now, self.max_rows // 2, self.budget // 2)
             self._fill(batch, load, other, now, self.max_rows, self.budget)
         self._fill(batch, load, lead or other, now, self.max_rows, self.budget)
-        self._batch_tokens = load.tokens
+        self.taken = load
         return batch
 
     def shrink(self) -> None:
         """The batch taken last did not fit the device: make the next ones half as large."""
-        self.budget = max(1, min(self.budget, self._batch_tokens // 2))
+        self.budget = max(1, min(self.budget, self.taken.tokens // 2))
         self._fitted = 0
 
     def fitted(self) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from sakuradite.config import ModelConfig
 from sakuradite.engine.job import Job
 from sakuradite.engine.loading import Loader, load
+from sakuradite.engine.observing import NOBODY, Account, Observer
 from sakuradite.engine.worker import Worker
 from sakuradite.errors import (
     APIError,
@@ -42,14 +43,17 @@ class Engine:
     `checkpoint` is a local folder, None only for the fake backend.
     """
 
-    def __init__(self, config: ModelConfig, checkpoint: Path | None, *, load: Loader = load) -> None:
+    def __init__(
+        self, config: ModelConfig, checkpoint: Path | None, *, load: Loader = load, observer: Observer = NOBODY
+    ) -> None:
         self.config = config
+        self._observer = observer
         self.capabilities: ModelCapabilities | None = None
         self.pending_requests = 0
         self.pending_bytes = 0
         self._longest_batch = config.max_batch_seconds or BATCH_TIMEOUTS * config.timeout
         self._broken = False  # the model can answer nothing any more; only a new process helps
-        self._worker = Worker(config, checkpoint, load, self._post, self._lost)
+        self._worker = Worker(config, checkpoint, load, self._post, self._lost, observer)
         self._jobs: set[Job] = set()
         self._mail: deque[tuple[Job, list[Outcome], APIError | None]] = deque()
         self._called = False  # a delivery is on its way to the loop
@@ -62,6 +66,11 @@ class Engine:
     def pending_tokens(self) -> int:
         """Prompt tokens of compiled questions that have no answer yet."""
         return self._worker.tokens
+
+    @property
+    def pending_questions(self) -> int:
+        """Compiled questions that have no answer yet."""
+        return self._worker.questions
 
     @property
     def alive(self) -> bool:
@@ -99,7 +108,12 @@ class Engine:
         ReplicaUnavailableError, ValidationError (too many questions), UnsupportedModelError (images) or
         CapacityExceededError; at any step RequestTimeoutError or ReplicaUnavailableError.
         """
-        job = self._admit(request)
+        try:
+            job = self._admit(request)
+        except APIError as error:
+            now = time.monotonic()
+            self._observer.ended(request, Account(now, ended=now, code=error.code))
+            raise
         try:
             while True:
                 if job.groups:
@@ -164,7 +178,9 @@ class Engine:
         timeout = config.timeout if request.timeout is None else min(request.timeout, config.timeout)
         if timeout <= 0:
             raise _too_late(timeout)
-        job = Job(time.monotonic() + timeout, request=request, size=size, awaited=questions, finished=not questions)
+        now = time.monotonic()
+        job = Job(now + timeout, request=request, size=size, awaited=questions, finished=not questions)
+        job.account = Account(now)
         self.pending_requests += 1
         self.pending_bytes += size
         self._jobs.add(job)
@@ -185,6 +201,10 @@ class Engine:
             job.gone = True
             if job.awaited:
                 self._worker.leave(job)
+        account = job.account
+        account.ended = time.monotonic()
+        account.code = job.error.code if job.error else "" if job.finished else "cancelled"
+        self._observer.ended(job.request, account)
         now = self._loop.time()
         self._seconds += 0.05 * (min(1.0, now - self._last_end) - self._seconds)
         self._last_end = now

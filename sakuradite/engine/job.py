@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from sakuradite.engine.backend import Prefix
 from sakuradite.engine.batching import Work
+from sakuradite.engine.observing import Account
 from sakuradite.errors import APIError
 from sakuradite.records import Outcome, RequestRecord
 
@@ -30,6 +31,9 @@ class Job(Work):
     error: APIError | None = None
     finished: bool = False
     timer: asyncio.TimerHandle | None = None
+
+    account: Account = field(default_factory=lambda: Account(0.0))
+    """For the observer; the worker writes into it until it has posted the last outcome."""
 
     unanswered: int = 0
     """Compiled questions that the worker has not read out."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from sakuradite.engine.backend import Backend, Group, OutOfDeviceMemory, Prefix, Read, Row, RowScores
 from sakuradite.engine.batching import Queue, Task
+from sakuradite.engine.observing import NOBODY, Observer
 from sakuradite.errors import APIError
 
 logger = logging.getLogger(__name__)
@@ -19,8 +20,11 @@ class ModelLost(Exception):
 class Scorer:
     """Scores batches on a backend. `head` is what every prefix starts with, `model` is for the log."""
 
-    def __init__(self, backend: Backend, queue: Queue, head: Sequence[int], model: str) -> None:
+    def __init__(
+        self, backend: Backend, queue: Queue, head: Sequence[int], model: str, observer: Observer = NOBODY
+    ) -> None:
         self._backend, self._queue, self._head, self._model = backend, queue, tuple(head), model
+        self._observer = observer
 
     def score(self, batch: list[Task]) -> list[Task]:
         """Score the batch's rows; for each question that is complete with it, the task that completed it."""
@@ -62,6 +66,7 @@ class Scorer:
             )
         except OutOfDeviceMemory as error:
             self._queue.shrink()
+            self._observer.halved()
             return OutOfDeviceMemory(str(error))  # anew: a traceback would keep the tensors of the forward alive
         except Exception as error:
             return error

@@ -13,11 +13,12 @@ from queue import SimpleQueue
 
 from sakuradite.config import ModelConfig
 from sakuradite.engine.backend import Backend
-from sakuradite.engine.batching import Queue
+from sakuradite.engine.batching import Queue, Task
 from sakuradite.engine.compile import Compiler
 from sakuradite.engine.illustrated import Illustrator
 from sakuradite.engine.job import Job
 from sakuradite.engine.loading import Loader
+from sakuradite.engine.observing import Batch, Observer
 from sakuradite.engine.pictures import Pictures
 from sakuradite.engine.plan import Plan
 from sakuradite.engine.probe import capabilities, probe
@@ -50,9 +51,16 @@ class Worker:
     `lost` when the model can answer nothing any more, after which the thread ends."""
 
     def __init__(
-        self, config: ModelConfig, checkpoint: Path | None, load: Loader, post: Post, lost: Callable[[], None]
+        self,
+        config: ModelConfig,
+        checkpoint: Path | None,
+        load: Loader,
+        post: Post,
+        lost: Callable[[], None],
+        observer: Observer,
     ) -> None:
         self._config, self._checkpoint, self._load, self._post, self._lost = config, checkpoint, load, post, lost
+        self._observer = observer
         self._inbox: SimpleQueue[tuple[str, Job | None]] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"model {config.model}", daemon=True)
         self._large: deque[Job] = deque()
@@ -60,6 +68,8 @@ class Worker:
         self._loaded: Callable[[ModelCapabilities | SakuraditeError], None] = lambda result: None
         self.tokens = 0
         """Prompt tokens compiled and not yet answered."""
+        self.questions = 0
+        """Questions compiled and not yet answered."""
         self.pixels = 0
         """Bytes of prepared images."""
         self._since: float | None = None
@@ -112,7 +122,7 @@ class Worker:
             self._queue = Queue(
                 facts.layout, len(self._compiler.head), self._config.max_batch_size, self._config.max_batch_tokens
             )
-            self._scorer = Scorer(backend, self._queue, self._compiler.head, self._config.model)
+            self._scorer = Scorer(backend, self._queue, self._compiler.head, self._config.model, self._observer)
             mass = probe(self._compiler, self._queue, self._scorer, backend)
             reads = ("text", "image") if illustrator is not None else ("text",)
             refused = (f"images are refused: {self.refuses_images}",) if self.refuses_images else ()
@@ -182,8 +192,8 @@ class Worker:
 
     def _compile(self, jobs: list[Job]) -> None:
         """Compile new jobs together and put their rows into the queue."""
-        now = time.monotonic()
-        jobs = [job for job in jobs if not job.gone and job.deadline > now]
+        started = time.monotonic()
+        jobs = [job for job in jobs if not job.gone and job.deadline > started]
         try:
             plans: list[Plan | APIError] = self._compiler.compile([job.request for job in jobs])
         except Exception as error:
@@ -197,14 +207,18 @@ class Worker:
             for job in jobs:
                 self._compile([job])
             return
+        ended = time.monotonic()
         results: list[tuple[Job, list[Outcome], APIError | None]] = []
         for job, plan in zip(jobs, plans, strict=True):
+            job.account.compiling, job.account.compiled = started, ended
             if isinstance(plan, APIError):
                 results.append((job, [], plan))
                 continue
             job.unanswered = len(plan.questions)
             job.tokens = sum(question.input_tokens for question in plan.questions)
             self.tokens += job.tokens
+            self.questions += job.unanswered
+            job.account.input_tokens = job.tokens
             images = {id(i): i for q in plan.questions if (i := q.prefix.extras.get("images")) is not None}
             job.pixels = sum(one.nbytes for one in images.values())
             self.pixels += job.pixels
@@ -212,6 +226,7 @@ class Worker:
             if plan.failures:
                 results.append((job, list(plan.failures), None))
             self._queue.add(job, plan.questions)
+        self._observer.compiled(len(jobs), ended - started)
         if results:
             self._post(results)
 
@@ -220,9 +235,13 @@ class Worker:
         batch = self._queue.take(time.monotonic())
         if not batch:
             return
+        load = self._queue.taken
+        seen = Batch(time.monotonic(), load.rows, load.prompt, load.tokens, load.padding)
         found: dict[int, tuple[Job, list[Outcome], APIError | None]] = {}
         try:
-            for task in self._scorer.score(batch):
+            scored = self._scorer.score(batch)
+            self._note(batch, seen)
+            for task in scored:
                 job = task.work
                 assert isinstance(job, Job)
                 if id(job) not in found:
@@ -241,10 +260,21 @@ class Worker:
             }
         for job, outcomes, error in found.values():
             job.unanswered -= len(outcomes)
+            self.questions -= len(outcomes)
             job.gone = job.gone or error is not None
             if error is not None or not job.unanswered:
                 self._end(job)
         self._post(found.values())
+
+    def _note(self, batch: list[Task], seen: Batch) -> None:
+        """Tell of a batch that has its scores, before its requests may end."""
+        seen.seconds = time.monotonic() - seen.started
+        for task in batch:
+            assert isinstance(task.work, Job)
+            batches = task.work.account.batches
+            if not batches or batches[-1] is not seen:
+                batches.append(seen)
+        self._observer.forwarded(seen)
 
     def _end(self, job: Job) -> None:
         """Free what is held for a job."""
@@ -255,3 +285,5 @@ class Worker:
         job.pixels = 0
         self.tokens -= job.tokens
         job.tokens = 0
+        self.questions -= job.unanswered
+        job.unanswered = 0

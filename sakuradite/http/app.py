@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from sakuradite.config import ServerConfig
@@ -16,11 +15,13 @@ from sakuradite.http.body import ClientGone, Receive
 from sakuradite.http.exchange import Exchange, Reply, Scope, Send
 from sakuradite.http.gateway import Administration, Gateway
 from sakuradite.http.keys import Keys, without_keys
+from sakuradite.http.observing import GONE, GONE_CODE, NOBODY, Observer
 from sakuradite.http.routes import ROUTES
 from sakuradite.http.site import Route, Site
 from sakuradite.http.streaming import abort
 
-logger = logging.getLogger(__name__)
+DIALECTS = {"/v1/decisions": "native", "/v1/systemone": "systemone"}
+"""By path, until the body tells more."""
 
 
 class App:
@@ -28,7 +29,8 @@ class App:
 
     `keys` are the hashes of the two keys; None takes them from `config`, which is right only where the configuration
     never left the process that read it. `proxied` says that something in front hides the callers' addresses (Serve's
-    own proxy); an inference key is then required.
+    own proxy); an inference key is then required. `observer` is told of every request, `metrics` makes the text of
+    `/metrics`.
 
     Raises ConfigurationError for a configuration that would be open to others.
     """
@@ -41,6 +43,8 @@ class App:
         *,
         keys: Keys | None = None,
         proxied: bool = False,
+        observer: Observer = NOBODY,
+        metrics: Callable[[], Awaitable[bytes]] | None = None,
     ) -> None:
         keys = Keys.of(config) if keys is None else keys
         config = without_keys(config)
@@ -52,7 +56,9 @@ class App:
             routes=ROUTES,
             admission=Admission(config.max_pending_requests, config.max_request_bytes),
             keyed=keys.inference is not None,
+            metrics=metrics,
         )
+        self.observer = observer
         self.table = Table(ROUTES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -65,32 +71,49 @@ class App:
                 await send({"type": "websocket.close", "code": 1003})
 
     async def _answer(self, exchange: Exchange) -> None:
+        """Answer, and tell the observer of it."""
+        account = exchange.account
+        account.dialect = DIALECTS.get(exchange.path, "admin" if exchange.path.startswith("/admin/") else "other")
+        self.observer.began(exchange)
+        account.status = GONE  # what it stays where the server gives up on the connection
+        account.code = GONE_CODE
+        try:
+            await self._reply(exchange)
+        finally:
+            account.seconds = time.perf_counter() - exchange.started
+            self.observer.ended(exchange)
+
+    async def _reply(self, exchange: Exchange) -> None:
         refuse = refusals.system_one if exchange.path == "/v1/systemone" else refusals.native
+        account = exchange.account
         reply: Reply | None
+        code = ""
         try:
             route = self.table.find(exchange)
+            account.route = route.path
             self.gatekeeper.admit(exchange, route.access)
             reply = await route.handler(self.site, exchange)
         except ClientGone:
-            logger.info("%s %s: the caller went away", exchange.method, exchange.id)
             return
         except MethodNotAllowedError as error:
-            reply = refuse(error)
+            reply, code = refuse(error), error.code
             allow = ", ".join(self.table.methods(exchange.path)).encode()
             reply = Reply(reply.status, reply.body, headers=(*reply.headers, (b"allow", allow)))
         except APIError as error:
-            reply = refuse(error)
+            reply, code = refuse(error), error.code
         except Exception as error:
-            reply = refuse(refusals.unexpected(error))
+            found = refusals.unexpected(error, exchange.id)
+            reply, code = refuse(found), found.code
         if reply is not None:
             if exchange.status:  # too late to refuse: what was sent must not look complete
+                account.status, account.code = exchange.status, code
                 abort(exchange.send)
                 return
             await exchange.reply(reply)
-        if logger.isEnabledFor(logging.INFO):
-            took = (time.perf_counter() - exchange.started) * 1000
-            path = exchange.path if exchange.path in self.table.exact else "-"
-            logger.info("%s %s %d in %.1f ms, %s", exchange.method, path, exchange.status, took, exchange.id)
+            account.code = code
+        elif account.code == GONE_CODE:  # a stream that ended with an error has said so
+            account.code = ""
+        account.status = exchange.status
 
 
 class Table:

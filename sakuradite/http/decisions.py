@@ -26,7 +26,11 @@ async def decisions(site: Site, exchange: Exchange) -> Reply | None:
     with site.admission.place() as place:
         data = read_json(await read(site, exchange, place))
         refuse_crowds(data)
-        ask = openai.parse(data) if openai.is_openai(data) else native.parse(data)
+        if openai.is_openai(data):
+            exchange.account.dialect = "openai"
+            ask: Ask = openai.parse(data)
+        else:
+            ask = native.parse(data)
         return await _decide(site, exchange, ask)
 
 
@@ -63,16 +67,20 @@ async def read(site: Site, exchange: Exchange, place: Place) -> bytes:
 async def _decide(site: Site, exchange: Exchange, ask: Ask) -> Reply | None:
     model = site.gateway.resolve(ask.model)
     able = model.capabilities
+    account = exchange.account
+    account.model, account.stream = model.id, ask.stream
+    account.questions, account.images = len(ask.questions), len(ask.images)
     if len(ask.questions) > able.max_questions:
         raise too_many_questions(len(ask.questions), able.max_questions)
     if ask.images and "image" not in able.modalities:
         raise placed(UnsupportedModelError(f"images not supported by {model.id}"), ("body", ask.images_field))
-    record = RequestRecord(exchange.key, ask.state, ask.questions, ask.images)
+    record = RequestRecord(exchange.key, ask.state, ask.questions, ask.images, trace=account.trace)
     async with WhileConnected(exchange.receive):
         groups = site.gateway.decide(model, record)
         if ask.stream:
             await stream(exchange, ask, model.id, groups, site.config.stream_write_timeout)
             return None
         rows = await collect(ask, groups)
+    account.input_tokens = sum(row.input_tokens for row in rows)
     result: dict[str, Any] = ask.result(model.id, rows)
     return Reply(200, orjson.dumps(result))

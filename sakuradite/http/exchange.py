@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sakuradite.http.body import Receive
+from sakuradite.http.observing import Account
 
 type Send = Callable[[dict[str, Any]], Awaitable[None]]
 type Scope = dict[str, Any]
@@ -38,6 +39,7 @@ class Exchange:
     """
 
     __slots__ = (
+        "account",
         "headers",
         "id",
         "key",
@@ -59,6 +61,7 @@ class Exchange:
         self.parameters: dict[str, str] = {}
         self.started = time.perf_counter()
         self.status = 0
+        self.account = Account()
         unique = secrets.token_hex(12)
         sent = self.headers.get(b"x-request-id") or self.headers.get(b"x-typesafe-request-id")
         if sent is not None and VALID_ID.fullmatch(sent):
@@ -76,6 +79,7 @@ class Exchange:
     ) -> None:
         """Send the status line and headers; both names of the request id are always among them."""
         self.status = status
+        self.account.first = time.perf_counter() - self.started
         id_ = self.id.encode()
         sent = [
             (b"content-type", content_type),

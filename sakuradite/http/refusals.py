@@ -64,8 +64,8 @@ def _headers(error: APIError) -> tuple[tuple[bytes, bytes], ...]:
     return tuple(headers)
 
 
-def unexpected(error: Exception) -> InternalError:
+def unexpected(error: Exception, request_id: str) -> InternalError:
     """The answer to a defect of ours. The log gets its type and place, not its text, which may quote the request."""
     place = "".join(traceback.format_tb(error.__traceback__))
-    logger.error("%s\n%s", type(error).__qualname__, place)
+    logger.error("%s\n%s", type(error).__qualname__, place, extra={"request_id": request_id})
     return InternalError("an internal error; the server's log has its place under this request id")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from sakuradite.answers import DecisionResult
 from sakuradite.config import ModelConfig
-from sakuradite.http import admin, decisions, examples, health, models, reference, refusals
+from sakuradite.http import admin, decisions, examples, health, metrics, models, reference, refusals
 from sakuradite.http.dialects.native import DecisionRequest
 from sakuradite.http.dialects.openai import OpenAIDecisionRequest
 from sakuradite.http.dialects.systemone import SystemOneRequest
@@ -140,6 +140,18 @@ ROUTES: Sequence[Route] = (
         "inference",
         reference.openapi,
         (Answer(200, "The document.", dict),),
+    ),
+    Route(
+        "GET",
+        "/metrics",
+        "getMetrics",
+        "Health",
+        "Read the metrics",
+        "Figures of every router, every replica and the catalog in Prometheus' text format, gathered when asked: "
+        "whichever router answers, they are the whole cluster's. Names of models and numbers, nothing of a request.",
+        "inference",
+        metrics.metrics,
+        (Answer(200, "The metrics.", str, "text/plain"),),
     ),
     Route(
         "GET",

@@ -85,5 +85,7 @@ class Site:
     admission: Admission
     keyed: bool
     """Whether an inference key is asked for."""
+    metrics: Callable[[], Awaitable[bytes]] | None = None
+    """Makes the text of `/metrics`; None where nobody counts."""
     pages: dict[str, bytes] = field(default_factory=dict)
     """The reference, rendered once."""

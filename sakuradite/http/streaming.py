@@ -102,13 +102,16 @@ async def stream(exchange: Exchange, ask: Ask, model: str, groups: Groups, write
                     await writer.write(b"".join(frames))
                 if failure is not None:
                     raise failure
-            result = {"type": "complete", **ask.result(model, complete(rows))}
+            whole = complete(rows)
+            exchange.account.input_tokens = sum(row.input_tokens for row in whole)
+            result = {"type": "complete", **ask.result(model, whole)}
         except ClientGone:
             raise
         except Exception as failed:
             if not exchange.status:
                 raise
-            last = failed if isinstance(failed, APIError) else unexpected(failed)
+            last = failed if isinstance(failed, APIError) else unexpected(failed, exchange.id)
+            exchange.account.code = last.code
             result = {"type": "error", "code": last.code, "message": last.message, "status_code": last.status}
             if last.param is not None:
                 result["param"] = last.param

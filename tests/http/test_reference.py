@@ -52,8 +52,8 @@ def test_the_document_is_valid_openapi_3_1() -> None:
 
 OPERATION_IDS = {
     "createDecision", "createSystemOneDecision", "listModels", "getHealth", "getHealthHead", "getReadiness",
-    "getReadinessHead", "getDocs", "getOpenAPI", "listStoredModels", "inspectModel", "pullModel", "loadModel",
-    "unloadModel", "removeModel", "listOperations", "getOperation", "listAliases", "getAlias", "setAlias",
+    "getReadinessHead", "getMetrics", "getDocs", "getOpenAPI", "listStoredModels", "inspectModel", "pullModel",
+    "loadModel", "unloadModel", "removeModel", "listOperations", "getOperation", "listAliases", "getAlias", "setAlias",
     "deleteAlias",
 }  # fmt: skip
 
@@ -68,8 +68,9 @@ def test_operation_ids_are_stable() -> None:
 def test_every_route_of_the_contract_is_there() -> None:
     assert {(r.method, r.path) for r in ROUTES} == {
         ("POST", "/v1/decisions"), ("POST", "/v1/systemone"), ("GET", "/v1/models"), ("GET", "/healthz"),
-        ("GET", "/readyz"), ("GET", "/docs"), ("GET", "/openapi.json"), ("GET", "/admin/v1/models"),
-        ("POST", "/admin/v1/models/inspect"), ("POST", "/admin/v1/models/pull"), ("POST", "/admin/v1/models/load"),
+        ("GET", "/readyz"), ("GET", "/docs"), ("GET", "/openapi.json"), ("GET", "/metrics"),
+        ("GET", "/admin/v1/models"), ("POST", "/admin/v1/models/inspect"), ("POST", "/admin/v1/models/pull"),
+        ("POST", "/admin/v1/models/load"),
         ("POST", "/admin/v1/models/unload"), ("DELETE", "/admin/v1/models"), ("GET", "/admin/v1/operations"),
         ("GET", "/admin/v1/operations/{operation_id}"), ("GET", "/admin/v1/aliases"),
         ("GET", "/admin/v1/aliases/{alias}"), ("PUT", "/admin/v1/aliases/{alias}"),

@@ -8,6 +8,9 @@ import json
 import os
 import signal
 import socket
+import sys
+import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,8 @@ from sakuradite.http.keys import Keys, ensure_admin_key
 
 CLOSE_SECONDS = 15.0
 """For the catalog to cancel what is under way, and for a router beyond the drain time."""
+GCS_SECONDS = 0.5
+"""Between looks at whether Ray's GCS is there; two in vain say that it is gone."""
 INTERRUPTED = 130
 """Exit code of a second Ctrl-C."""
 
@@ -85,6 +90,8 @@ class _Daemon:
                 starting.result()
                 announce(self._config)
                 await stopping
+            elif self._owned:  # nobody has been promised an answer, and Ray's own way would first start to the end
+                await deploy.in_thread(lambda: self._leave(0))
         finally:
             starting.cancel()
             stopping.cancel()
@@ -100,11 +107,33 @@ class _Daemon:
         self._say("Stopping; once more to stop at once.")
         self._stop.set()
 
+    def _watch_gcs(self) -> None:
+        """On a thread, because Ray's calls block the event loop once its GCS is gone: end then, with what is left."""
+        seen = 0
+        while seen < 2:
+            time.sleep(GCS_SECONDS)
+            seen = seen + 1 if local.gcs_is_gone() else 0
+        asked = self._stop.is_set()
+        if asked:
+            self._say("Ray ended before its requests were answered: the signal has to go to this process alone.")
+        else:
+            print("Ray has ended: its GCS is gone. Start the daemon again, with --restore", file=sys.stderr)
+        self._leave(0 if asked else 1)
+
+    def _leave(self, code: int) -> None:
+        """End with the processes of our Ray at once."""
+        local.abandon()
+        note_of(self._home).unlink(missing_ok=True)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
     async def _start(self, restore: bool) -> None:
         self._say("Starting Ray..." if self._owned else f"Joining the Ray cluster at {self._config.address}...")
         if self._owned:
             self._connected = True
             await deploy.to_the_end(deploy.in_thread(lambda: local.acquire(cluster=True)))
+            threading.Thread(target=self._watch_gcs, name="sakuradite-gcs", daemon=True).start()
         else:
             # May take as long as the network likes, and leaves nothing: Ctrl-C need not wait for it.
             await deploy.in_thread(lambda: local.join(self._config.address or "auto"))
@@ -195,7 +224,7 @@ def _only_one(home: Path, config: ServerConfig) -> Iterator[Callable[[ServerConf
 
     Raises ConfigurationError that names the daemon that has it, and in what its settings differ.
     """
-    note = home / "daemon.json"
+    note = note_of(home)
     with _usable(home):
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = FileLock(home / "daemon.lock", timeout=0, mode=0o600)
@@ -215,6 +244,11 @@ def _only_one(home: Path, config: ServerConfig) -> Iterator[Callable[[ServerConf
     finally:
         note.unlink(missing_ok=True)
         lock.release()
+
+
+def note_of(home: Path) -> Path:
+    """Where a daemon that serves this home has written down its settings."""
+    return home / "daemon.json"
 
 
 def _read_note(note: Path) -> dict[str, Any]:

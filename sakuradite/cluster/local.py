@@ -30,6 +30,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from sakuradite.cluster.watcher import clean
 from sakuradite.errors import ConfigurationError, MissingExtraError
 
 MAX_TEMP_PATH = 40
@@ -45,6 +46,7 @@ MIN_OBJECT_STORE_BYTES = 78 << 20
 _log = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 5.0
+SIGTERM_SECONDS = 0.01
 LOOPBACK = "127.0.0.1"
 NAMESPACE = "sakuradite"
 
@@ -68,6 +70,7 @@ class _Local:
     temp: Path | None = None
     thread: _RayThread | None = None
     watcher: subprocess.Popen[bytes] | None = None
+    gcs: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
 
 
@@ -131,7 +134,7 @@ def join(address: str, purpose: str = "The daemon", extra: str = "server", serve
             _hush(False)
             reason = " ".join(str(error).split()) or type(error).__name__
             raise ConfigurationError(f"no Ray cluster at {address!r}: {reason}", param="address") from None
-        _local.disconnect = True
+        _local.disconnect, _local.gcs = True, ray.get_runtime_context().gcs_address
         if serve:
             start_serve()
         _local.holders += 1
@@ -165,6 +168,32 @@ def release() -> None:
             _discard()
 
 
+def gcs_is_gone() -> bool:
+    """Whether nothing listens any more where the connected Ray has its GCS: then hardly a call of Ray's ends, and after
+    a minute Ray aborts the process. Asks Ray nothing; blocks for a second at most. False where no Ray is connected.
+    """
+    if not _local.gcs:
+        return False
+    host, _, port = _local.gcs.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=1).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False  # slow is not gone
+    return False
+
+
+def abandon() -> None:
+    """Kill the processes of an owned Ray and remove its folder, asking Ray nothing: this process has to end next.
+
+    Takes no lock: whoever starts or stops Ray at this moment may hold it for a minute. What is started meanwhile is
+    left to the watcher.
+    """
+    if _local.temp is not None:
+        clean(str(_local.temp), spared=0 if _local.watcher is None else _local.watcher.pid)
+
+
 def is_last() -> bool:
     """Whether the next `release` stops an owned Ray."""
     return _local.owned and _local.holders == 1
@@ -190,7 +219,7 @@ def _reset() -> None:
     """Forget what there was; after a fork none of it belongs to this process."""
     _local.pid, _local.holders, _local.owned, _local.disconnect = os.getpid(), 0, False, False
     _local.temp = _local.thread = _local.watcher = None
-    _local.seconds = {}
+    _local.gcs, _local.seconds = "", {}
 
 
 def _start(logs: bool, cluster: bool, serve: bool) -> None:
@@ -232,6 +261,7 @@ def _start_ray(logs: bool, cluster: bool, serve: bool) -> None:
                 _node_ip_address=LOOPBACK,
                 _temp_dir=str(_local.temp / "ray"),  # Ray opens this one to everybody, so it lies in one that is ours
             )
+        _local.gcs = ray.get_runtime_context().gcs_address
         atexit.register(_discard_at_exit)  # after ray's own import, so that it runs before ray's own hook
         _local.seconds["ray"] = time.perf_counter() - clock
         clock = time.perf_counter()
@@ -455,14 +485,25 @@ def _hush(silent: bool) -> None:
 def _same_sigterm() -> Iterator[None]:
     """Put back the process's handling of SIGTERM: Ray's C++ replaces it by one that prints a stack to stderr first.
 
-    By libc, because Python sets signal handlers on the main thread alone.
+    By libc, because Python sets signal handlers on the main thread alone; and again and again, because Ray starts for
+    a second or two more after it has replaced it.
     """
     libc = ctypes.CDLL(None)
     before = ctypes.create_string_buffer(512)  # a struct sigaction, larger than on any platform, never looked into
     libc.sigaction(signal.SIGTERM, None, before)
+    ended = threading.Event()
+
+    def put_back() -> None:
+        while not ended.wait(SIGTERM_SECONDS):
+            libc.sigaction(signal.SIGTERM, before, None)
+
+    keeper = threading.Thread(target=put_back, name="sakuradite-sigterm", daemon=True)
+    keeper.start()
     try:
         yield
     finally:
+        ended.set()
+        keeper.join()
         libc.sigaction(signal.SIGTERM, before, None)
 
 

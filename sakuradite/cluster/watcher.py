@@ -50,11 +50,10 @@ def _target(process: str, descriptor: str) -> str:
         return ""
 
 
-def clean(folder: str) -> None:
-    """End the folder's processes, then remove it. Several rounds: a process may be about to start another."""
-    time.sleep(1)  # most end by themselves, and write into the folder until they do
+def clean(folder: str, spared: int = 0) -> None:
+    """End the folder's processes but the one spared, then remove it. In rounds: one may be about to start another."""
     for _ in range(20):
-        left = users_of(folder)
+        left = [pid for pid in users_of(folder) if pid != spared]
         for pid in left:
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -70,4 +69,5 @@ if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     wait_for_end(int(sys.argv[1]))
+    time.sleep(1)  # most end by themselves, and write into the folder until they do
     clean(sys.argv[2])

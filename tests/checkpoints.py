@@ -166,6 +166,9 @@ def build(
             for weight in model.parameters():  # some projections start at zero and would hide what feeds them
                 if weight.dim() > 1 and not weight.any():
                     weight.normal_(0.0, 0.3)
+            for name, buffer in model.named_buffers():  # so do the biases by which experts are chosen
+                if name.endswith("_bias"):
+                    buffer.normal_(0.0, 0.3)
     model.to(getattr(torch, dtype)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     path = folder / "config.json"

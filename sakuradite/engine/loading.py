@@ -7,12 +7,13 @@ import importlib.util
 import platform
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from sakuradite.config import ModelConfig
 from sakuradite.engine.backend import Backend
 from sakuradite.engine.tokenizer import FastTokenizer, Tokenizer
-from sakuradite.errors import MissingExtraError, ModelLoadFailedError, UnsupportedModelError
+from sakuradite.errors import ConfigurationError, MissingExtraError, ModelLoadFailedError, UnsupportedModelError
 
 type Loader = Callable[[ModelConfig, Path | None], tuple[Tokenizer, Backend]]
 
@@ -54,8 +55,12 @@ def _runtime(config: ModelConfig, checkpoint: Path) -> Backend:
             return _load_with("torch", config, checkpoint)
         try:
             return _load_with("mlx", config, checkpoint)
-        except UnsupportedModelError:  # a checkpoint that MLX cannot run is torch's
-            return _load_with("torch", config, checkpoint)
+        except (UnsupportedModelError, ConfigurationError, MissingExtraError) as error:
+            # What MLX refuses, or the installed versions of its libraries cannot run, is torch's.
+            backend = _load_with("torch", config, checkpoint)
+            said = f"backend auto took torch on this Mac, because MLX refused the model: {error}"
+            backend.facts = replace(backend.facts, warnings=(*backend.facts.warnings, said))
+            return backend
     return _load_with(there[0], config, checkpoint)
 
 

@@ -38,6 +38,8 @@ class Family:
     """The text model's settings are under `text_config`; mlx-lm loads the text part alone."""
     images: bool = False
     """Reads images, through mlx-vlm."""
+    mended: bool = False
+    """mlx-lm computes parts of it otherwise: the function of this name in `mending` puts them right after loading."""
     exact_embedding_scale: bool = False
     """mlx-lm rounds the factor on the embeddings to bfloat16; float32 weights get the exact one."""
 
@@ -108,23 +110,45 @@ def _stablelm(settings: Settings) -> None:
     settings.setdefault("norm_eps", settings["layer_norm_eps"])
 
 
+def _gpt_neox(settings: Settings) -> None:
+    settings |= {"rotary_emb_base": settings["rope_theta"], "rotary_pct": settings["partial_rotary_factor"]}
+
+
+def _hunyuan(settings: Settings) -> None:
+    """Its "dynamic" frequencies are fixed by `alpha`; without it they would change with the input's length."""
+    if settings["rope_scaling"] and not settings["rope_scaling"].get("alpha"):
+        raise UnsupportedModelError(
+            "the rotary embedding of this hunyuan_v1_dense (dynamic without alpha) is refused on MLX; use backend torch"
+        )
+
+
 FAMILIES: Mapping[str, Family] = {
     "apertus": Family("xielu", rotary=frozenset({"default", "llama3"}), translate=_apertus),
     "cohere": Family(),
     "cohere2": Family(window=True, translate=_window_pattern),
+    "deepseek_v2": Family(rotary=frozenset({"yarn"})),
+    "deepseek_v3": Family(rotary=frozenset({"default", "yarn"})),
+    "dots1": Family(),
     "ernie4_5": Family(),
     "exaone4": Family(window=True, translate=_exaone4),
     "falcon_h1": Family(),
+    "falcon_mamba": Family(),
+    "gemma": Family("gelu_pytorch_tanh", mended=True),
     "gemma2": Family("gelu_pytorch_tanh"),
     "gemma3_text": Family("gelu_pytorch_tanh", window=True, translate=_window_pattern, exact_embedding_scale=True),
+    "glm": Family(partial=True, mended=True),
     "glm4": Family(partial=True),
     "glm4_moe": Family(partial=True),
+    "glm4_moe_lite": Family(),
     "gpt2": Family("gelu_new", translate=_gpt2, rename=lambda name: name.removeprefix("transformer.")),
+    "gpt_neox": Family("gelu", partial=True, translate=_gpt_neox, mended=True),
     "granite": Family(rotary=SCALED),
     "granitemoe": Family(),
     "granitemoehybrid": Family(translate=_granitemoehybrid),
     "helium": Family(),
+    "hunyuan_v1_dense": Family(rotary=frozenset({"default", "dynamic"}), translate=_hunyuan),
     "idefics3": Family(nested=True, images=True),
+    "jamba": Family(mended=True),
     "lfm2": Family(translate=_lfm2),
     "lfm2_moe": Family(translate=_lfm2),
     "lfm2_vl": Family(translate=_lfm2, nested=True, images=True),
@@ -152,6 +176,7 @@ FAMILIES: Mapping[str, Family] = {
     "smollm3": Family(rotary=SCALED),
     "smolvlm": Family(nested=True, images=True),
     "stablelm": Family(partial=True, translate=_stablelm),
+    "starcoder2": Family("gelu_pytorch_tanh", mended=True),
 }
 """Accepted families by `model_type`."""
 
@@ -162,18 +187,14 @@ REFUSED: Mapping[str, str] = {
     "bamba": "mlx-lm has no implementation of it",
     "ernie4_5_moe": "mlx-lm's router leaves out the correction bias by which the model chooses its experts",
     "aya_vision": OTHER_IMAGES,
-    "gemma": "mlx-lm computes the exact GELU where the model was trained with the tanh approximation",
     "gemma3": OTHER_IMAGES,
     "gemma3n": OTHER_IMAGES,
     "gemma4": OTHER_IMAGES,
-    "glm": "mlx-lm rotates the whole head where the model rotates half of it",
     "gpt_bigcode": "mlx-lm's implementation does not start (it calls mx.random.uniform with wrong arguments)",
-    "gpt_neox": "mlx-lm computes the tanh approximation of GELU where the model has the exact one",
     "gpt_oss": "mlx-lm rounds the YaRN bounds that the model leaves as they are (truncate: false), and packed MXFP4 "
     "runs with native CUDA kernels only",
     "idefics2": OTHER_IMAGES,
     "internvl": OTHER_IMAGES,
-    "jamba": "mlx-lm normalises the weights of the chosen experts, which the model does not",
     "llama4": OTHER_IMAGES,
     "llava": OTHER_IMAGES,
     "llava_next": OTHER_IMAGES,
@@ -186,8 +207,8 @@ REFUSED: Mapping[str, str] = {
     "pixtral": OTHER_IMAGES,
     "qwen2_5_vl": OTHER_IMAGES,
     "qwen2_vl": OTHER_IMAGES,
+    "qwen3_5_moe": "mlx-lm does not find the weights of its experts by the names that Transformers saves them under",
     "qwen3_vl": OTHER_IMAGES,
     "qwen3_vl_moe": OTHER_IMAGES,
-    "starcoder2": "mlx-lm computes the exact GELU where the model was trained with the tanh approximation",
 }
 """Families that one could expect here and that are refused: `model_type` to the reason."""

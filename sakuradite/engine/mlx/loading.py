@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sakuradite.config import ModelConfig
-from sakuradite.engine.mlx import runtime
+from sakuradite.engine.mlx import mending, runtime
 from sakuradite.engine.mlx.families import Settings
 from sakuradite.engine.mlx.translation import Translation, read_settings, translate
 from sakuradite.errors import InsufficientResourcesError, ModelLoadFailedError, UnsupportedModelError
@@ -72,6 +72,8 @@ def _text_model(translation: Translation, checkpoint: Path) -> Any:
         return (model_class if rename is None else _renaming(model_class, rename)), arguments
 
     model, _ = utils.load_model(checkpoint, model_config=translation.settings, get_model_classes=classes)
+    if translation.family.mended:
+        getattr(mending, translation.model_type)(model, translation.settings)
     return model
 
 

@@ -12,7 +12,7 @@ import pytest
 from sakuradite.engine.backend import Backend, Group, Prefix, Row
 from sakuradite.engine.mlx import load
 from sakuradite.engine.mlx.families import FAMILIES
-from tests.engine.mlx.tiny import SETTINGS, Reference, float32, row, tokens
+from tests.engine.mlx.tiny import DEEPSEEK_YARN, SETTINGS, Reference, float32, row, tokens
 
 pytest.importorskip("mlx.core", reason="needs the extra [mlx]")
 
@@ -83,6 +83,32 @@ SCALED: dict[str, dict[str, Any]] = {
 def test_scaled_rotary_embeddings_answer_as_pytorch_does(model_type: str, kind: str, tiny: Callable[..., Path]) -> None:
     rope = SCALED[kind] | {"rope_type": kind, "rope_theta": 20000.0}
     folder = tiny(model_type, config=SETTINGS.get(model_type, {}) | {"rope_parameters": rope})
+    backend = load(float32(folder), folder)
+    reference = Reference(folder)
+    rows = [row(tokens(n, seed=n), vocabulary=reference.vocabulary) for n in (40, 300)]
+    assert max(differences(backend, reference, (), rows)) < TOLERANCE
+
+
+HUNYUAN_ALPHA = {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 1000.0, "factor": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "more"),
+    [
+        ("deepseek_v2", {"q_lora_rank": 16, "topk_method": "greedy"}),
+        ("deepseek_v3", {"q_lora_rank": None, "rope_parameters": DEEPSEEK_YARN}),
+        ("glm", {"rope_parameters": {"rope_type": "default", "rope_theta": 20000.0, "partial_rotary_factor": 1.0}}),
+        ("gpt_neox", {"use_parallel_residual": False, "rotary_pct": 1.0}),
+        ("hunyuan_v1_dense", {"rope_parameters": HUNYUAN_ALPHA}),
+        ("jamba", {"attn_layer_offset": 2, "attn_layer_period": 4, "expert_layer_offset": 0}),
+        ("jamba", {"num_experts": 1, "num_experts_per_tok": 1}),
+        ("starcoder2", {"tie_word_embeddings": True}),
+    ],
+)
+def test_other_settings_of_a_family_answer_as_pytorch_does(
+    model_type: str, more: dict[str, Any], tiny: Callable[..., Path]
+) -> None:
+    folder = tiny(model_type, config=SETTINGS.get(model_type, {}) | more)
     backend = load(float32(folder), folder)
     reference = Reference(folder)
     rows = [row(tokens(n, seed=n), vocabulary=reference.vocabulary) for n in (40, 300)]

@@ -24,21 +24,62 @@ _LONGROPE = {
     "original_max_position_embeddings": 512,
 }
 
+_ROUTED = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+    "n_group": 4,
+    "topk_group": 2,
+    "n_shared_experts": 1,
+}
+_LATENT = {
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "num_key_value_heads": 4,
+}
+DEEPSEEK_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "mscale": 0.707,
+    "mscale_all_dim": 0.5,
+    "original_max_position_embeddings": 64,
+}
+_JAMBA = {
+    "num_hidden_layers": 4,
+    "attn_layer_offset": 1,
+    "attn_layer_period": 2,
+    "expert_layer_offset": 1,
+    "expert_layer_period": 2,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "mamba_d_state": 8,
+    "mamba_dt_rank": 4,
+    "use_mamba_kernels": False,
+}
+
 SETTINGS: dict[str, dict[str, Any]] = {
     "cohere": _TIED | {"logit_scale": 1.0},
     "cohere2": _TIED | {"logit_scale": 1.0, "num_hidden_layers": 4, "layer_types": None},
+    "deepseek_v2": _LATENT
+    | _ROUTED
+    | {"q_lora_rank": None, "topk_method": "group_limited_greedy", "rope_parameters": DEEPSEEK_YARN},
+    "deepseek_v3": _LATENT | _ROUTED,
+    "dots1": _ROUTED,
     "exaone4": {"sliding_window": 16, "num_hidden_layers": 4},
     "gemma2": {"sliding_window": 512},
     "gemma3_text": {"sliding_window": 16},
-    "glm4_moe": {
-        "n_routed_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 32,
-        "first_k_dense_replace": 1,
-        "n_group": 1,
-        "topk_group": 1,
-    },
+    "gemma": _TIED,
+    "glm4_moe": _ROUTED,
+    "glm4_moe_lite": _LATENT | _ROUTED,
     "gpt2": _TIED,
+    "falcon_mamba": {"state_size": 8, "expand": 2},
+    "gpt_neox": {"num_key_value_heads": 4, "intermediate_size": 128},
+    "jamba": _JAMBA,
     "granitemoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "granitemoehybrid": {"position_embedding_type": "rope"},
     "lfm2": _TIED,
@@ -47,6 +88,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
     "olmo3": {"sliding_window": 16, "num_hidden_layers": 4},
     "phi3": {"original_max_position_embeddings": 512, "rope_parameters": _LONGROPE},
+    "starcoder2": {"sliding_window": None},
     "qwen2_moe": _EXPERTS | {"shared_expert_intermediate_size": 32},
 }
 """What a family's configuration needs here, beyond `tests.checkpoints`."""
@@ -75,6 +117,19 @@ _IDEFICS3: dict[str, Any] = {
     "pad_token_id": 0,
     "tie_word_embeddings": False,
 }
+_QWEN3_5: dict[str, Any] = {
+    "vision_config": {
+        "depth": 1,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_heads": 4,
+        "patch_size": 4,
+        "out_hidden_size": 32,
+        "num_position_embeddings": 64,
+    },
+    "image_token_id": IMAGE_TOKEN,
+    "tie_word_embeddings": False,
+}
 WITH_TEXT_CONFIG: dict[str, dict[str, Any]] = {
     "idefics3": _IDEFICS3,
     "smolvlm": _IDEFICS3 | {"vision_config": _PATCHES | {"image_size": 56, "patch_size": 4, "initializer_range": 0.3}},
@@ -88,20 +143,7 @@ WITH_TEXT_CONFIG: dict[str, dict[str, Any]] = {
         "image_token_id": IMAGE_TOKEN,
     }
     | _TIED,
-    "qwen3_5": {
-        "text_config": {"model_type": "qwen3_5_text"} | _SIZES | ARCHITECTURES["qwen3_5_text"],
-        "vision_config": {
-            "depth": 1,
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_heads": 4,
-            "patch_size": 4,
-            "out_hidden_size": 32,
-            "num_position_embeddings": 64,
-        },
-        "image_token_id": IMAGE_TOKEN,
-        "tie_word_embeddings": False,
-    },
+    "qwen3_5": _QWEN3_5 | {"text_config": {"model_type": "qwen3_5_text"} | _SIZES | ARCHITECTURES["qwen3_5_text"]},
 }
 """Checkpoints whose text model is a part of a larger one."""
 

@@ -81,10 +81,9 @@ class Pool:
 
 def run(work: Work, pool: Pool) -> Iterator[Result]:
     """Results in any order, on the connected Ray. Raises the failure that ends the job; closing it stops everything."""
-    import ray.data
+    with _context():
+        import ray.data
 
-    with _context(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of Ray Data, that remote arguments will be named otherwise one day
         reader = ray.data.read_datasource(
             _datasource(work.blocks),
             override_num_blocks=1,
@@ -151,12 +150,14 @@ def _datasource(blocks: Callable[[], Iterator[pyarrow.Table]]) -> Any:
 @contextmanager
 def _context() -> Iterator[None]:
     """Ray Data's settings for a job of ours, quiet; the program's own are put back."""
-    from ray.data import DataContext
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it warns of its own defaults, fatal under `python -W error`
+        from ray.data import DataContext
 
-    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # each failure is told by us, in a line
-    context = DataContext.get_current().copy()
-    context.enable_progress_bars = False
-    context.target_max_block_size = 1  # byte: each part is a block of its own, however small
-    context.max_errored_blocks = -1  # a part that kills its replicas ends nothing; its rows go again, one by one
-    with DataContext.current(context):
-        yield
+        logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # each failure is told by us, in a line
+        context = DataContext.get_current().copy()
+        context.enable_progress_bars = False
+        context.target_max_block_size = 1  # byte: each part is a block of its own, however small
+        context.max_errored_blocks = -1  # a part that kills its replicas ends nothing; its rows go again, one by one
+        with DataContext.current(context):
+            yield

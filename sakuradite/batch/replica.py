@@ -63,7 +63,8 @@ class Replica:
         self._questions, self._records = check_questions(asked.questions)
         self._failure: SakuraditeError | None = None
         self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, name="engine", daemon=True).start()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="engine", daemon=True)
+        self._thread.start()
         set_threads(threads)
         try:
             self._engine = asyncio.run_coroutine_threadsafe(self._start(Path(home)), self._loop).result()

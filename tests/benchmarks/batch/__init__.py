@@ -1,0 +1,1 @@
+"""Bulk work, measured: scaling over replicas, and kills at random points."""

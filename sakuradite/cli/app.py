@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from sakuradite.cli import batch, demo, doctor, models, run, serve
+from sakuradite.cli import batch, check, demo, doctor, models, run, serve
 from sakuradite.cli.place import Place
 
 app = typer.Typer(
@@ -71,4 +71,5 @@ app.command("list")(models.list_)
 app.command()(models.inspect)
 app.command()(models.rm)
 app.command()(models.alias)
+app.command()(check.check)
 app.command()(doctor.doctor)

@@ -10,7 +10,7 @@ Classes travel by import path, so every node needs the package. Arguments are ch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from sakuradite.cluster.calls import MODEL_DEPLOYMENT
 from sakuradite.cluster.local import SERVE_ENVIRONMENT
@@ -30,6 +30,8 @@ MAX_ONGOING_CALLS = 10_000
 """Serve's own limit is out of the way: the engine admits by requests and bytes and says so with its own error."""
 CALLS_PER_REPLICA = 4
 """Joined calls in flight per replica that autoscaling aims at."""
+HEAD_RESOURCE = "node:__internal_head__"
+"""Ray's own, 1.0 on the head node."""
 HEALTH_PERIOD_SECONDS = 5.0
 HEALTH_TIMEOUT_SECONDS = 30.0
 
@@ -95,8 +97,18 @@ def model_application(
     return application
 
 
+NOT_HERE = {
+    "host": "Serve's proxy listens; set http_options.host of the Serve config",
+    "port": "Serve's proxy listens; set http_options.port of the Serve config",
+    "address": "the config is deployed on the cluster that it is sent to",
+    "api_key": "a Serve config is no secret; set SAKURADITE_API_KEY in the environment of Ray's processes",
+    "admin_key": "a Serve config is no secret; set SAKURADITE_ADMIN_KEY in the environment of Ray's processes",
+}
+"""Fields of ServerConfig that mean nothing, or too much, in a Serve config."""
+
+
 class ServerArguments(BaseModel):
-    """Arguments of `server`: a ServerConfig without keys, and the models to keep loaded are applications of their own.
+    """Arguments of `server`: a ServerConfig without keys and address; models are applications of their own.
 
     Keys come from the environment of the router's process (SAKURADITE_API_KEY, SAKURADITE_ADMIN_KEY), never from here.
     """
@@ -104,10 +116,24 @@ class ServerArguments(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     config: ServerConfig = ServerConfig()
+    num_cpus: float = Field(default=0.0, ge=0)
+    """What each router asks the scheduler for. Above 0 none is put on a head node that offers no CPU."""
+
+    @field_validator("config")
+    @classmethod
+    def _only_what_has_effect(cls, config: ServerConfig) -> ServerConfig:
+        for name in sorted(config.model_fields_set & set(NOT_HERE)):
+            raise ValueError(f"{name} cannot be set here: {NOT_HERE[name]}")
+        return config
 
 
 def server(arguments: ServerArguments) -> "Application":
     """Router and catalog behind Serve's own proxy, for `import_path` in a Serve config (Kubernetes)."""
+    return server_beside(arguments)
+
+
+def server_beside(arguments: ServerArguments, *models: "Application") -> "Application":
+    """`server` with models in the same application, for `serve run` of a module that builds them. One of each name."""
     from ray import serve
 
     from sakuradite.cluster.ingress import Ingress
@@ -118,12 +144,15 @@ def server(arguments: ServerArguments) -> "Application":
     deployment = serve.deployment(
         name=ROUTER_DEPLOYMENT,
         num_replicas=config.routers,
-        ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": SERVE_ENVIRONMENT}},
+        ray_actor_options=_with_environment({"num_cpus": arguments.num_cpus}, True),
         max_ongoing_requests=config.max_pending_requests,
+        max_constructor_retry_count=3,  # without a key it never comes up, and says so
         **_COMMON,
         graceful_shutdown_timeout_s=config.drain_timeout,
     )(Ingress)
-    application: Application = deployment.bind(settings, _catalog(settings, home, {"num_cpus": 0}, True))
+    # On the head node, where it finds its files again: another node's home knows nothing of the models it loaded.
+    catalog = _catalog(settings, home, {"num_cpus": 0, "resources": {HEAD_RESOURCE: 0.001}}, True)
+    application: Application = deployment.bind(settings, catalog, *models)
     return application
 
 

@@ -96,10 +96,16 @@ class ModelCalls:
     """Decide with the replicas of one deployed model."""
 
     def __init__(
-        self, application: str, timeout: float, cold_start: str = "wait", retries: Counts | None = None
+        self,
+        application: str,
+        timeout: float,
+        cold_start: str = "wait",
+        retries: Counts | None = None,
+        model: str | None = None,
     ) -> None:
         """`timeout` in seconds for requests that bring none; `retries` counts those that are sent once more.
 
+        `model` is the one that must answer: a Serve config may give an application another one while requests wait.
         Must be called inside the event loop that will use it.
         """
         self._retries = retries
@@ -109,7 +115,7 @@ class ModelCalls:
         self._by_reference = streaming.options(_by_reference=True)
         self._handle = handle
         self._describe = handle.options(method_name="describe", _by_reference=False)
-        self._timeout, self._cold_start = timeout, cold_start
+        self._timeout, self._cold_start, self._model = timeout, cold_start, model
         self._loop = asyncio.get_running_loop()
         self._waiting: list[_Ticket] = []
         self._calls: set[asyncio.Task[None]] = set()
@@ -234,7 +240,7 @@ class ModelCalls:
         for ticket in batch:
             ticket.attempts += 1
         tickets = {ticket.key: ticket for ticket in batch}
-        stream = handle.remote([(ticket.key, ticket.packet) for ticket in batch])
+        stream = handle.remote([(ticket.key, ticket.packet) for ticket in batch], self._model)
         try:
             async for data in stream:
                 for key, outcomes in unpack_outcomes(data):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sakuradite.cluster import deploy
-from sakuradite.cluster.declared import DeclaredModels
+from sakuradite.cluster.declared import DeclaredModel, DeclaredModels
 from sakuradite.cluster.journal import Journal, ModelRecord
 from sakuradite.cluster.lifecycle import Lifecycle, canonical
 from sakuradite.cluster.seeing import Seeing
@@ -34,6 +34,7 @@ from sakuradite.http.gateway import ResidentModel
 from sakuradite.operations import (
     Alias,
     Inspection,
+    ModelState,
     ModelStatus,
     Operation,
     OperationError,
@@ -184,22 +185,32 @@ class Catalog:
                     self._heard.clear()
                     await self._heard.wait()
 
+    def _served(self) -> tuple[dict[str, ModelRecord], dict[str, DeclaredModel]]:
+        """The models by id, loaded ones and declared ones. Of a model that is both, the one that was loaded first."""
+        loaded, declared = self._lifecycle.models, self._declared.models
+        resident = {m for m, record in loaded.items() if record.state in ("loading", "ready", "draining")}
+        return (
+            {m: record for m, record in loaded.items() if m in resident or m not in declared},
+            {m: found for m, found in declared.items() if m not in resident},
+        )
+
     def _table(self) -> Table:
+        loaded, declared = self._served()
         entries = {
             model: Entry(record.state, record.application, record.config.timeout, record.config.cold_start)
-            for model, record in self._lifecycle.models.items()
+            for model, record in loaded.items()
         }
-        declared = {m: d for m, d in self._declared.models.items() if m not in entries}
         for model, found in declared.items():
-            entries[model] = Entry("ready", found.application, found.config.timeout, found.config.cold_start)
+            entries[model] = Entry(found.state, found.application, found.config.timeout, found.config.cold_start)
         aliases_set = dict(self._lifecycle.state.aliases)
         bare = Table(self._version, entries, aliases_set, self._settings.default_model)
         names = bare.names()
         for model, found in declared.items():
-            aliases = tuple(sorted(a for a, m in names.items() if m == model and a != "default"))
-            resident = ResidentModel(model, found.created, found.capabilities, aliases)
-            entries[model] = dataclasses.replace(entries[model], resident=resident)
-        for model, record in self._lifecycle.models.items():
+            if found.state == "ready" and found.capabilities is not None:
+                aliases = tuple(sorted(a for a, m in names.items() if m == model and a != "default"))
+                resident = ResidentModel(model, found.created, found.capabilities, aliases)
+                entries[model] = dataclasses.replace(entries[model], resident=resident)
+        for model, record in loaded.items():
             if record.state == "ready" and record.capabilities is not None:
                 aliases = tuple(sorted(a for a, m in names.items() if m == model and a != "default"))
                 resident = ResidentModel(model, record.created, record.capabilities, aliases)
@@ -211,17 +222,18 @@ class Catalog:
     async def _models(self) -> list[ModelStatus]:
         stored = await deploy.in_thread(self._stored)
         counts = await deploy.in_thread(replica_counts)
-        records = self._lifecycle.models
-        declared = {m: d for m, d in self._declared.models.items() if m not in records}
+        records, declared = self._served()
         ours = {m: None for m in (*records, *stored) if m not in declared}
         return [self._status(m, records.get(m), stored.get(m), counts) for m in ours] + [
             ModelStatus(
                 model=model,
-                status="ready",
+                status=found.state,
                 config=found.config,
                 capabilities=found.capabilities,
                 replicas=counts.get(found.application, (ReplicaCounts(), None))[0],
                 storage=stored.get(model),
+                aliases=self._aliases_of(model),
+                last_error=found.error or unwell(found.state, counts.get(found.application)),
             )
             for model, found in declared.items()
         ]
@@ -243,15 +255,12 @@ class Catalog:
         storage: StorageStatus | None,
         counts: dict[str, tuple[ReplicaCounts, str | None]],
     ) -> ModelStatus:
-        aliases = tuple(sorted(a for a, m in self._lifecycle.state.aliases.items() if m == model))
+        aliases = self._aliases_of(model)
         if record is None:
             return ModelStatus(model=model, status="unloaded", storage=storage, aliases=aliases)
         if storage is None and record.path is not None:
             storage = StorageStatus(managed=record.managed, path=record.path, revision=record.revision)
-        replicas, illness = counts.get(record.application, (ReplicaCounts(), None))
-        last_error = record.last_error
-        if last_error is None and record.state == "ready" and illness is not None:
-            last_error = OperationError(code="replica_unavailable", message=illness, status_code=503)
+        replicas, _ = counts.get(record.application, (ReplicaCounts(), None))
         return ModelStatus(
             model=model,
             status=record.state,
@@ -261,9 +270,12 @@ class Catalog:
             storage=storage,
             aliases=aliases,
             operation_id=record.operation.id,
-            last_error=last_error,
+            last_error=record.last_error or unwell(record.state, counts.get(record.application)),
             loaded_at=record.loaded_at,
         )
+
+    def _aliases_of(self, model: str) -> tuple[str, ...]:
+        return tuple(sorted(a for a, m in self._lifecycle.state.aliases.items() if m == model))
 
     async def _inspect(self, model: str, revision: str | None, offline: bool) -> Inspection:
         from sakuradite.hub.inspect import inspect
@@ -274,9 +286,12 @@ class Catalog:
         return self._lifecycle.pull(model, revision, offline)
 
     def _refuse_declared(self, model: str) -> None:
-        if (declared := self._declared.models.get(canonical(model))) is not None:
+        _, declared = self._served()
+        if (found := declared.get(canonical(model))) is not None:
             raise InvalidLifecycleError(
-                f"{model} is deployed by the Serve application {declared.application!r}; change that", param="model"
+                f"{model} is declared by the Serve application {found.application!r}; change it in the Serve config "
+                "and deploy that again",
+                param="model",
             )
 
     async def _load(self, config: ModelConfig) -> Operation:
@@ -309,11 +324,11 @@ class Catalog:
     async def _set_alias(self, alias: str, model: str) -> Alias:
         if not alias or len(alias) > MAX_ALIAS_LENGTH or not alias.isprintable():
             raise ValidationError(f"an alias has 1 to {MAX_ALIAS_LENGTH} printable characters", param="alias")
-        if alias in self._lifecycle.models:
+        if alias in self._lifecycle.models or alias in self._declared.models:
             raise ValidationError("an alias must not be the id of a model", param="alias")
         if model in self._lifecycle.state.aliases:
             raise ValidationError("an alias names a model, not another alias", param="model")
-        known = {*self._lifecycle.models, *await deploy.in_thread(self._stored)}
+        known = {*self._lifecycle.models, *self._declared.models, *await deploy.in_thread(self._stored)}
         if canonical(model) not in known:
             raise ModelNotFoundError(f"{model} is neither loaded nor downloaded", param="model")
         self._lifecycle.set_alias(alias, model)
@@ -334,6 +349,13 @@ def session_name() -> str:
     from ray._private.worker import global_worker
 
     return str(global_worker.node.session_name)
+
+
+def unwell(state: ModelState, counts: tuple[ReplicaCounts, str | None] | None) -> OperationError | None:
+    """What Serve says of a model that was ready and has no replica that is."""
+    if state != "ready" or counts is None or counts[1] is None:
+        return None
+    return OperationError(code="replica_unavailable", message=counts[1], status_code=503)
 
 
 def replica_counts() -> dict[str, tuple[ReplicaCounts, str | None]]:

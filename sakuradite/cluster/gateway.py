@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from sakuradite.cluster.calls import ModelCalls
-from sakuradite.cluster.table import Table
+from sakuradite.cluster.table import Entry, Table
 from sakuradite.errors import ModelNotFoundError
 from sakuradite.http.gateway import ResidentModel
 from sakuradite.records import Outcome, RequestRecord
@@ -17,6 +17,8 @@ from sakuradite.records import Outcome, RequestRecord
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 0.5
+
+type Way = tuple[str, float, str]
 
 
 class ServeGateway:
@@ -28,8 +30,8 @@ class ServeGateway:
         self._catalog = catalog
         self._name = secrets.token_hex(8)
         self._table = Table()
-        self._calls: dict[str, tuple[str, ModelCalls]] = {}
-        """By model, with the application that they go to."""
+        self._calls: dict[str, tuple[Way, ModelCalls]] = {}
+        """By model, with the way that they go."""
         self._retiring: set[asyncio.Task[None]] = set()
         self.followed = asyncio.Event()
         """Set once the first table has come."""
@@ -70,13 +72,19 @@ class ServeGateway:
     def _take(self, table: Table) -> None:
         self._table = table
         ready = {model: entry for model, entry in table.entries.items() if entry.state == "ready"}
-        for model, (application, calls) in list(self._calls.items()):
-            if model not in ready or ready[model].application != application:
+        for model, (way, calls) in list(self._calls.items()):
+            if model not in ready or way_of(ready[model]) != way:
                 del self._calls[model]
                 task = asyncio.ensure_future(calls.retire())  # the model is drained before it goes
                 self._retiring.add(task)
                 task.add_done_callback(self._retiring.discard)
         for model, entry in ready.items():
             if model not in self._calls:
-                calls = ModelCalls(entry.application, entry.timeout, entry.cold_start, self._retries.labels(model))
-                self._calls[model] = entry.application, calls
+                retries = self._retries.labels(model)
+                calls = ModelCalls(entry.application, entry.timeout, entry.cold_start, retries, model)
+                self._calls[model] = way_of(entry), calls
+
+
+def way_of(entry: Entry) -> Way:
+    """What calls to a model are made for. A Serve config may change any of it."""
+    return entry.application, entry.timeout, entry.cold_start

@@ -30,8 +30,9 @@ class Ingress:
     """The router as a Serve ingress."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, settings: dict[str, Any], catalog: Any
+        self, settings: dict[str, Any], catalog: Any, *models: Any
     ) -> None:
+        """`models` are handles that are not used: they bring models into this application."""
         config = ServerConfig.model_validate(settings)
         keys = Keys.of(server_settings(config.home))
         self._application = _Application()

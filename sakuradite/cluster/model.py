@@ -21,6 +21,7 @@ from sakuradite.errors import (
     ErrorRecord,
     InternalError,
     MissingExtraError,
+    ReplicaUnavailableError,
     error_from_record,
 )
 from sakuradite.operations import ModelCapabilities
@@ -31,6 +32,8 @@ log = logging.getLogger(__name__)
 STUCK_EXIT = 75
 FAILED_SECONDS = 30.0
 """A replica that could not load reports why for this long; then Serve may try another in its place."""
+OTHER_MODEL_SECONDS = 5.0
+"""By then every router knows which model the application serves now."""
 
 
 class Model:
@@ -93,11 +96,16 @@ class Model:
             "pid": os.getpid(),
         }
 
-    async def decide_many(self, batch: list[tuple[str, Packet]]) -> AsyncGenerator[bytes]:
+    async def decide_many(self, batch: list[tuple[str, Packet]], model: str | None = None) -> AsyncGenerator[bytes]:
         """`pack_outcomes` groups for several requests under the caller's keys, as rows finish.
 
-        A request's failure is a RowFailure with row -1. Closing the stream cancels what has not started.
+        A request's failure is a RowFailure with row -1. Closing the stream cancels what has not started. `model` is
+        the one that the requests are for: a Serve config may have given its application another one meanwhile.
         """
+        if model is not None and model != self._config.model:
+            error = ReplicaUnavailableError(f"{model} is no longer served", retry_after=OTHER_MODEL_SECONDS).record()
+            yield pack_outcomes([(key, [RowFailure(-1, error)]) for key, _ in batch])
+            return
         ready: list[tuple[str, list[Outcome]]] = []
         wake = asyncio.Event()
         tasks = []

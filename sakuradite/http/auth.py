@@ -50,7 +50,9 @@ class Gatekeeper:
     def __init__(self, config: ServerConfig, keys: Keys, proxied: bool = False) -> None:
         if keys.inference is None and proxied:
             raise ConfigurationError(
-                "behind a proxy that hides its callers an inference key is required", param="api_key"
+                "behind a proxy that hides its callers an inference key is required: set SAKURADITE_API_KEY in the "
+                "environment of the router's process (on Ray: of every node)",
+                param="api_key",
             )
         if keys.inference is None and not is_loopback(config.host):
             raise ConfigurationError(

@@ -119,7 +119,7 @@ def test_a_daemon_joins_a_cluster_and_leaves_others_alone(
 
 
 def test_a_serve_config_serves_router_and_models_behind_serves_proxy(cluster: Cluster) -> None:
-    path = Path(__file__).parents[2] / "deployments" / "local.yaml"
+    path = Path(__file__).parents[2] / "deployments" / "dry-run.yaml"
     cluster.ask(f"deploy {path}")
     with httpx.Client(base_url=f"http://127.0.0.1:{cluster.port}", trust_env=False, timeout=30) as client:
 

@@ -11,11 +11,9 @@ from logging.handlers import MemoryHandler
 from pathlib import Path
 
 import pytest
-import yaml
 from pydantic import BaseModel
 
 from sakuradite.cluster import local, model, router
-from sakuradite.cluster.application import ModelArguments, ServerArguments
 from sakuradite.cluster.journal import MAX_COMPLETED, CatalogState, History, Journal, ModelRecord
 from sakuradite.cluster.lifecycle import Lifecycle, application_name, differences
 from sakuradite.cluster.table import Entry, Table
@@ -235,17 +233,3 @@ def test_the_http_server_leaves_the_log_handlers_of_serve_alone() -> None:
 
 def test_the_watcher_sees_who_uses_a_folder(tmp_path: Path) -> None:
     assert users_of(str(tmp_path)) == []
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "deployments").glob("*.yaml")), ids=lambda path: path.name)
-def test_deployments_name_builders_that_exist_and_arguments_that_are_understood(path: Path) -> None:
-    builders: dict[str, type[BaseModel]] = {
-        "sakuradite.cluster.application:server": ServerArguments,
-        "sakuradite.cluster.application:model": ModelArguments,
-    }
-    content = yaml.safe_load(path.read_text())
-    for application in content["applications"]:
-        builders[application["import_path"]].model_validate(application["args"])
-        application["args"]["config"]["mispelt"] = 1
-        with pytest.raises(ValueError, match="mispelt"):
-            builders[application["import_path"]].model_validate(application["args"])

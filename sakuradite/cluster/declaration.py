@@ -1,0 +1,236 @@
+"""Serve configs, read strictly: `serve deploy` and KubeRay drop a misspelt key without a word, here it is a problem.
+
+    problems("deployments/local.yaml", text)  ->  ["applications[1].args.config.max_batch_sise: unknown; ..."]
+
+Reads a config file, or the `serveConfigV2` of every RayService in a Kubernetes manifest.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel
+from pydantic import ValidationError as PydanticValidationError
+
+from sakuradite.cluster import application
+from sakuradite.cluster.calls import MODEL_DEPLOYMENT
+from sakuradite.config import ENVIRONMENT
+
+SECRETS = {ENVIRONMENT["api_key"], ENVIRONMENT["admin_key"]}
+BUILDERS: dict[Any, set[str]] = {
+    application.server: {application.ROUTER_DEPLOYMENT, application.CATALOG_DEPLOYMENT},
+    application.model: {MODEL_DEPLOYMENT},
+}
+"""Our builders and the deployments that each makes."""
+
+
+@dataclass(frozen=True)
+class ServeConfig:
+    """One Serve config: `place` is where in the file it stands (empty for the file itself), `content` what it says."""
+
+    place: str
+    content: Any
+
+
+def serve_configs(text: str) -> list[ServeConfig]:
+    """The Serve configs of a file. Raises ValueError for what is no YAML, has a key twice, or has none in it."""
+    try:
+        documents = [document for document in yaml.load_all(text, _Loader) if document is not None]
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from None
+    found = []
+    for number, document in enumerate(documents):
+        if not isinstance(document, dict):
+            raise ValueError(f"document {number + 1} is no mapping")
+        if document.get("kind") == "RayService":
+            place = f"{document.get('metadata', {}).get('name', 'RayService')}.spec.serveConfigV2"
+            embedded = document.get("spec", {}).get("serveConfigV2")
+            if not isinstance(embedded, str):
+                raise ValueError(f"{place}: a text is expected (serveConfigV2: |)")
+            found += [ServeConfig(place, config.content) for config in serve_configs(embedded)]
+        elif "kind" not in document:
+            found.append(ServeConfig("", document))
+    if not found:
+        raise ValueError("no Serve config and no RayService in it")
+    return found
+
+
+def problems(text: str) -> list[str]:
+    """What is wrong with the Serve configs of a file, each with its place in it; empty where `serve deploy` may go."""
+    try:
+        configs = serve_configs(text)
+    except ValueError as error:
+        return [str(error)]
+    return [f"{config.place}: {problem}".removeprefix(": ") for config in configs for problem in _problems(config)]
+
+
+def _problems(config: ServeConfig) -> Iterator[str]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of Ray's own modules, fatal under `python -W error`
+        from ray.serve.schema import ServeDeploySchema
+
+    content = config.content
+    unknown = list(_unknown(content, ServeDeploySchema, ""))
+    yield from unknown
+    try:
+        ServeDeploySchema.model_validate(content)
+    except PydanticValidationError as error:
+        yield from _invalid(error, "")
+        return  # what follows reads the config as a valid one
+    yield from _secrets(content, "")
+    models: dict[str, str] = {}
+    timeout = (content.get("http_options") or {}).get("request_timeout_s")
+    for number, declared in enumerate(content["applications"]):
+        place = f"applications[{number}]"
+        made = yield from _application(declared, place)
+        if not isinstance(made, application.ModelArguments):
+            continue
+        name = made.config.model
+        if name in models:
+            yield f"{place}.args.config.model: {name} is declared by {models[name]} already; raise its replicas"
+        models[name] = place
+        if timeout is not None and timeout < made.config.timeout:
+            yield (
+                f"http_options.request_timeout_s: {timeout:g} s is below the deadline of {name} "
+                f"({made.config.timeout:g} s); leave it out, the deadline is kept by the model"
+            )
+
+
+def _application(declared: dict[str, Any], place: str) -> Any:
+    """Yields the problems of one application, and gives its arguments where they are understood."""
+    path = declared["import_path"]
+    try:
+        builder = _import(path)
+    except (ImportError, AttributeError, ValueError) as error:
+        yield f"{place}.import_path: {path} cannot be imported here: {error}"
+        return None
+    if isinstance(builder, types.FunctionType) and (known := BUILDERS.get(builder)) is not None:
+        for number, deployment in enumerate(declared.get("deployments") or []):
+            if deployment["name"] not in known:
+                yield (
+                    f"{place}.deployments[{number}].name: this application has no deployment {deployment['name']!r}; "
+                    f"it has {', '.join(sorted(known))}"
+                )
+    arguments = _argument(builder)
+    if arguments is None:
+        return None
+    given = declared.get("args") or {}
+    found = list(_unknown(given, arguments, f"{place}.args."))
+    yield from found
+    try:
+        return arguments.model_validate(given)
+    except PydanticValidationError as error:
+        yield from (p for p in _invalid(error, f"{place}.args.") if p.partition(": ")[0] not in _places(found))
+        return None
+
+
+def _places(found: list[str]) -> set[str]:
+    return {problem.partition(": ")[0] for problem in found}
+
+
+def _import(path: str) -> Any:
+    module, _, name = path.partition(":") if ":" in path else path.rpartition(".")
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _argument(builder: Callable[..., Any]) -> type[BaseModel] | None:
+    """The pydantic model that a builder takes, None where it takes a plain dict or is an application itself."""
+    if not isinstance(builder, types.FunctionType):
+        return None
+    parameters = list(inspect.signature(builder).parameters.values())  # as Serve looks at it
+    kind = parameters[0].annotation if len(parameters) == 1 else None
+    return kind if inspect.isclass(kind) and issubclass(kind, BaseModel) else None
+
+
+def _unknown(value: Any, kind: Any, place: str) -> Iterator[str]:
+    """Keys of a mapping that no pydantic model in its annotation has, all the way down."""
+    if isinstance(value, list):
+        (items,) = get_args(kind)[:1] or (Any,)
+        for number, item in enumerate(value):
+            yield from _unknown(item, items, f"{place.removesuffix('.')}[{number}].")
+        return
+    models = list(_models(kind))
+    if not isinstance(value, dict) or not models:
+        return
+    fields = {f.alias or name: f.annotation for model in models for name, f in model.model_fields.items()}
+    for key, below in value.items():
+        if key == "runtime_env" and key in fields:
+            yield from _unknown_of_runtime_env(below, f"{place}{key}.")
+        elif key in fields:
+            yield from _unknown(below, _items(fields[key], below), f"{place}{key}.")
+        else:
+            yield f"{place}{key}: unknown{_meant(str(key), fields)}"
+
+
+def _unknown_of_runtime_env(value: Any, place: str) -> Iterator[str]:
+    from ray.runtime_env import RuntimeEnv
+
+    known = RuntimeEnv.known_fields
+    for key in value if isinstance(value, dict) else ():
+        if key not in known:
+            yield f"{place}{key}: unknown{_meant(str(key), known)}"
+
+
+def _models(kind: Any) -> Iterator[type[BaseModel]]:
+    if inspect.isclass(kind) and issubclass(kind, BaseModel):
+        yield kind
+    elif get_origin(kind) in (Union, types.UnionType):
+        for option in get_args(kind):
+            yield from _models(option)
+
+
+def _items(kind: Any, value: Any) -> Any:
+    """Of a union the list, for a list."""
+    if isinstance(value, list) and get_origin(kind) in (Union, types.UnionType):
+        return next((option for option in get_args(kind) if get_origin(option) is list), kind)
+    return kind
+
+
+def _meant(key: str, known: Any) -> str:
+    close = difflib.get_close_matches(key, [str(name) for name in known], n=1)
+    return f"; did you mean {close[0]}?" if close else f"; known are {', '.join(sorted(map(str, known)))}"
+
+
+def _invalid(error: PydanticValidationError, place: str) -> Iterator[str]:
+    for one in error.errors(include_input=False, include_url=False):
+        where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in one["loc"]).removeprefix(".")
+        yield f"{place}{where}".removesuffix(".") + f": {one['msg']}"
+
+
+def _secrets(value: Any, place: str) -> Iterator[str]:
+    """Keys written into a config, which everybody who reaches Ray's dashboard can read."""
+    if isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from _secrets(item, f"{place.removesuffix('.')}[{number}].")
+    elif isinstance(value, dict):
+        for key, below in value.items():
+            if key in SECRETS:
+                yield f"{place}{key}: a key has no place in a config; set it in the environment of Ray's processes"
+            else:
+                yield from _secrets(below, f"{place}{key}.")
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that stands twice in a mapping: of the two the last would win without a word."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        seen = set()
+        for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{key!r} stands twice", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)

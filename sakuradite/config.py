@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic import ValidationError as PydanticValidationError
@@ -23,12 +23,18 @@ MiB = 1 << 20
 
 
 class ReplicaRange(BaseModel):
-    """Autoscaling bounds: between `min` and `max` replicas, by the number of waiting requests."""
+    """Autoscaling: between `min` and `max` replicas, by the number of requests that wait or run. 0 is allowed."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     min: int = Field(default=1, ge=0)
     max: int = Field(ge=1)
+    target: float = Field(default=16.0, gt=0)
+    """Requests per replica to aim at."""
+    up_after: float = Field(default=30.0, ge=0)
+    """Seconds that more than the target must last before there are more replicas; from none it is at once."""
+    down_after: float = Field(default=600.0, ge=0)
+    """Seconds that less must last before there are fewer."""
 
     @model_validator(mode="after")
     def _ordered(self) -> ReplicaRange:
@@ -68,7 +74,7 @@ class ModelConfig(BaseModel):
     timeout: float = Field(default=120.0, gt=0)
     """Seconds from admission to the last answer."""
 
-    replicas: int | ReplicaRange = 1
+    replicas: Annotated[int, Field(ge=1)] | ReplicaRange = 1
     num_gpus: float | None = Field(default=None, ge=0)
     num_cpus: float | None = Field(default=None, ge=0)
     memory: int | None = Field(default=None, ge=1)
@@ -77,7 +83,7 @@ class ModelConfig(BaseModel):
     placement: dict[str, str] = Field(default_factory=dict)
     """Node labels that the replicas need, as `{"zone": "a"}`."""
     cold_start: Literal["wait", "reject"] = "wait"
-    """With no replica up (scaled to zero): hold the request, or answer 503 with Retry-After."""
+    """With no replica up (scaled to zero) one is started: hold the request, or answer 503 with Retry-After."""
 
 
 class ServerConfig(BaseModel):
@@ -92,7 +98,8 @@ class ServerConfig(BaseModel):
     admin_key: str | None = Field(default=None, repr=False)
     address: str | None = None
     """A running Ray cluster to join ("auto", or an address); None starts Ray on this machine."""
-    routers: int = Field(default=1, ge=1)
+    routers: Annotated[int, Field(ge=1)] | Literal["node"] = 1
+    """So many on this machine, sharing the port; or "node": one on each machine of the cluster."""
     default_model: str | None = None
     allowed_hosts: tuple[str, ...] = ()
     max_request_bytes: int = Field(default=32 * MiB, ge=1)

@@ -26,7 +26,10 @@ def serve(
             help="A running Ray cluster to join, as `auto`; else one is started here.",
         ),
     ] = None,
-    routers: Annotated[int | None, typer.Option(metavar="N", min=1, help="Router replicas; 1 by default.")] = None,
+    routers: Annotated[
+        str | None,
+        typer.Option(metavar="N", help="How many listen here; 1 by default. `node`: one on each machine."),
+    ] = None,
     restore: Annotated[
         bool, typer.Option("--restore", help="Load what was loaded when the last daemon ended.")
     ] = False,
@@ -45,8 +48,18 @@ def serve(
     if not all(find_spec(module) for module in ("ray", "uvicorn", "zstandard")):
         raise MissingExtraError("serve", "server")
     config = server_settings(
-        place_of(context).home, host=host, port=port, address=address, routers=routers, default_model=default_model
+        place_of(context).home,
+        host=host,
+        port=port,
+        address=address,
+        routers=_routers(routers),
+        default_model=default_model,
     )
     from sakuradite.cluster.daemon import serve as run_daemon
 
     run_daemon(config, restore=restore)
+
+
+def _routers(given: str | None) -> int | str | None:
+    """A number as one; whatever else is judged with the other settings."""
+    return int(given) if given is not None and given.isdecimal() else given

@@ -7,6 +7,7 @@ Classes travel by import path, so every node needs the package. Arguments are ch
 `from __future__ import annotations` here: Serve looks at the type of a builder's argument as it is.
 """
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from sakuradite.cluster.calls import MODEL_DEPLOYMENT
 from sakuradite.cluster.local import SERVE_ENVIRONMENT
-from sakuradite.cluster.resources import actor_options
-from sakuradite.config import ModelConfig, ReplicaRange, ServerConfig, home_directory
+from sakuradite.cluster.resources import NODE_ID_LABEL, actor_options
+from sakuradite.cluster.scaling import model_scale, router_scale
+from sakuradite.config import ModelConfig, ServerConfig, home_directory
 from sakuradite.http.keys import Keys, without_keys
 
 if TYPE_CHECKING:
@@ -28,8 +30,6 @@ CATALOG_DEPLOYMENT = "Catalog"
 
 MAX_ONGOING_CALLS = 10_000
 """Serve's own limit is out of the way: the engine admits by requests and bytes and says so with its own error."""
-CALLS_PER_REPLICA = 4
-"""Joined calls in flight per replica that autoscaling aims at."""
 HEAD_RESOURCE = "node:__internal_head__"
 """Ray's own, 1.0 on the head node."""
 HEALTH_PERIOD_SECONDS = 5.0
@@ -37,7 +37,10 @@ HEALTH_TIMEOUT_SECONDS = 30.0
 
 
 class ModelArguments(BaseModel):
-    """Arguments of `model`: the model's configuration, and the home directory on the nodes (default ~/.sakuradite)."""
+    """Arguments of `model`: the model's configuration, and the home on the nodes.
+
+    Without one each node has its own: SAKURADITE_HOME where its Ray was started, else ~/.sakuradite.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -47,53 +50,47 @@ class ModelArguments(BaseModel):
 
 def model(arguments: ModelArguments) -> "Application":
     """The application of one model, for `import_path` in a Serve config."""
-    home, _ = home_directory(arguments.home)
-    return model_application(arguments.config, home)
+    return model_application(arguments.config, None if arguments.home is None else Path(arguments.home))
 
 
 def model_application(
     config: ModelConfig,
-    home: Path,
+    home: Path | None,
     *,
     options: dict[str, Any] | None = None,
     environment: bool = True,
     owner: str | None = None,
     logs: dict[str, Any] | None = None,
     drain: float = 120.0,
+    own_stores: bool = False,
 ) -> "Application":
     """A model as a Serve application.
 
-    `options` replaces the scheduling request that follows from the config. `environment` brings what our processes
-    need in their environment, for a Ray that was not started with it. `owner` is the job whose end ends the model.
-    `logs` are arguments of `log_settings`, for where the replicas' own environment does not say how to log.
+    `home` is where each node keeps models; None, and with `own_stores` before it, is what the node itself says: see
+    `node_home`. `options` replaces the scheduling request that follows from the config. `environment` brings what our
+    processes need in their environment, for a Ray that was not started with it. `owner` is the job whose end ends the
+    model. `logs` are arguments of `log_settings`, for where the replicas' own environment does not say how to log.
     """
     from ray import serve
+    from ray.serve.config import RequestRouterConfig
 
     from sakuradite.cluster.model import Model
 
-    scale: dict[str, Any]
-    if isinstance(config.replicas, ReplicaRange):
-        scale = {
-            "autoscaling_config": {
-                "min_replicas": config.replicas.min,
-                "initial_replicas": max(1, config.replicas.min),
-                "max_replicas": config.replicas.max,
-                "target_ongoing_requests": CALLS_PER_REPLICA,
-            }
-        }
-    else:
-        scale = {"num_replicas": config.replicas}
     actor = _with_environment(actor_options(config) if options is None else options, environment)
-    deployment = serve.deployment(
-        name=MODEL_DEPLOYMENT,
-        ray_actor_options=actor,
-        max_ongoing_requests=MAX_ONGOING_CALLS,
-        graceful_shutdown_timeout_s=drain,
-        max_constructor_retry_count=1,  # it reports its own failure; only a process that cannot start comes here
-        **_COMMON,
-        **scale,
-    )(Model)
-    application: Application = deployment.bind(config.model_dump(mode="json"), str(home), owner, logs)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*metrics_interval_s", DeprecationWarning)  # there is no other way per model
+        deployment = serve.deployment(
+            name=MODEL_DEPLOYMENT,
+            ray_actor_options=actor,
+            max_ongoing_requests=MAX_ONGOING_CALLS,
+            graceful_shutdown_timeout_s=drain,
+            request_router_config=RequestRouterConfig(request_router_class="sakuradite.cluster.directed:Directed"),
+            max_constructor_retry_count=1,  # it reports its own failure; only a process that cannot start comes here
+            **_COMMON,
+            **model_scale(config.replicas),
+        )(Model)
+    place = None if home is None else str(home)
+    application: Application = deployment.bind(config.model_dump(mode="json"), place, owner, logs, own_stores)
     return application
 
 
@@ -143,7 +140,7 @@ def server_beside(arguments: ServerArguments, *models: "Application") -> "Applic
     settings = _settings(config, home)
     deployment = serve.deployment(
         name=ROUTER_DEPLOYMENT,
-        num_replicas=config.routers,
+        **router_scale(config.routers),
         ray_actor_options=_with_environment({"num_cpus": arguments.num_cpus}, True),
         max_ongoing_requests=config.max_pending_requests,
         max_constructor_retry_count=3,  # without a key it never comes up, and says so
@@ -156,26 +153,24 @@ def server_beside(arguments: ServerArguments, *models: "Application") -> "Applic
     return application
 
 
-def server_application(
-    config: ServerConfig, keys: Keys, home: Path, *, node: str | None, environment: bool
-) -> "Application":
+def server_application(config: ServerConfig, keys: Keys, home: Path, *, node: str | None) -> "Application":
     """Routers that listen themselves, and the catalog: what `sakuradite serve` deploys.
 
-    `node` is the address of the Ray node that they have to run on (where `host` and `home` are), None on our own Ray.
+    `node` is the id of the Ray node that they have to run on (where `host` and `home` are; of routers on every node
+    only the catalog), None on our own Ray. On a joined Ray our processes bring their environment along.
     """
     from ray import serve
 
     from sakuradite.cluster.router import Router
 
-    actor: dict[str, Any] = {"num_cpus": 0}
-    if node is not None:
-        actor["resources"] = {f"node:{node}": 0.001}
+    joined = node is not None
+    here = {"num_cpus": 0} | ({"label_selector": {NODE_ID_LABEL: node}} if joined else {})
     settings = _settings(config, home)
-    catalog = _catalog(settings, home, actor, environment)
+    catalog = _catalog(settings, home, here, joined, own_stores=joined)
     deployment = serve.deployment(
         name=ROUTER_DEPLOYMENT,
-        num_replicas=config.routers,
-        ray_actor_options=_with_environment(actor, environment),
+        **router_scale(config.routers),
+        ray_actor_options=_with_environment({"num_cpus": 0} if config.routers == "node" else here, joined),
         max_ongoing_requests=MAX_ONGOING_CALLS,
         graceful_shutdown_timeout_s=config.drain_timeout + 5,
         **_COMMON,
@@ -197,7 +192,9 @@ def _settings(config: ServerConfig, home: Path) -> dict[str, Any]:
     return without_keys(config).model_copy(update={"home": home}).model_dump(mode="json")
 
 
-def _catalog(settings: dict[str, Any], home: Path, actor: dict[str, Any], environment: bool) -> "Application":
+def _catalog(
+    settings: dict[str, Any], home: Path, actor: dict[str, Any], environment: bool, own_stores: bool = False
+) -> "Application":
     from ray import serve
 
     from sakuradite.cluster.catalog import Catalog
@@ -210,7 +207,7 @@ def _catalog(settings: dict[str, Any], home: Path, actor: dict[str, Any], enviro
         graceful_shutdown_timeout_s=10,
         **_COMMON,
     )(Catalog)
-    application: Application = deployment.bind(settings, str(home))
+    application: Application = deployment.bind(settings, str(home), own_stores)
     return application
 
 

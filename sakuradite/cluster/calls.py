@@ -9,11 +9,13 @@ import asyncio
 import itertools
 import logging
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
+from contextlib import suppress
 from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, Protocol
 
+from sakuradite.cluster.balance import TokenQueues, tokens_of
 from sakuradite.errors import (
     APIError,
     InferenceFailedError,
@@ -51,29 +53,48 @@ MODEL_DEPLOYMENT = "Model"
 class _Ticket:
     """One request on its way. Outcomes wait here until the reader takes them: no more than one per row."""
 
-    __slots__ = ("attempts", "failure", "key", "outcomes", "packet", "request", "rows_left", "size", "wake")
+    __slots__ = (
+        "attempts", "failure", "key", "outcomes", "packet", "queues", "replica", "request", "rows_left", "size",
+        "tokens", "wake",
+    )  # fmt: skip
 
-    def __init__(self, key: str, request: RequestRecord) -> None:
+    def __init__(self, key: str, request: RequestRecord, queues: TokenQueues) -> None:
         self.key, self.request = key, request
         self.packet = pack_request(request)
         self.size = len(self.packet[0]) + sum(map(len, self.packet[1]))
-        self.rows_left = set(range(len(request.questions)))
+        rows = len(request.questions)
+        self.rows_left = set(range(rows))
+        self.queues, self.replica = queues, ""
+        self.tokens = tokens_of(self.packet, rows) / max(1, rows)
         self.outcomes: list[Outcome] = []
         self.failure: APIError | None = None
         self.wake: asyncio.Future[None] | None = None
         self.attempts = 0
 
+    def join(self, replicas: Collection[str]) -> None:
+        """Take a place in the shortest queue; after the death of a replica in another one."""
+        self.replica = self.queues.choose(replicas, self.tokens * len(self.rows_left), avoid=self.replica)
+
+    def leave(self) -> None:
+        """Give the place back."""
+        self.queues.answered(self.replica, self.tokens * len(self.rows_left))
+
     def deliver(self, outcomes: list[Outcome]) -> None:
         """Take over what is new; after a retry rows come a second time."""
+        before = len(self.rows_left)
         for outcome in outcomes:
             if outcome.row in self.rows_left:
                 self.rows_left.discard(outcome.row)
                 self.outcomes.append(outcome)
             elif outcome.row < 0 and isinstance(outcome, RowFailure):
+                self.leave()
                 self.failure = error_from_record(outcome.error)
+        self.queues.answered(self.replica, self.tokens * (before - len(self.rows_left)))
         self._wake()
 
     def fail(self, error: APIError) -> None:
+        if not self.done:
+            self.leave()
         self.failure = error
         self._wake()
 
@@ -124,6 +145,8 @@ class ModelCalls:
         self._suspects: list[_Ticket] = []
         self._suspect: asyncio.Task[None] | None = None
         self._blamed: dict[bytes, float] = {}
+        self._starting: asyncio.Task[None] | None = None
+        self._queues = TokenQueues()
         self._numbers = itertools.count()
         self._open = 0
         self._idle: asyncio.Future[None] | None = None
@@ -136,12 +159,15 @@ class ModelCalls:
         that replicas die of.
         """
         self._refuse_blamed(request)
-        if self._cold_start == "reject" and running_replicas(self._handle) == 0:
-            raise ReplicaUnavailableError("no replica of the model is up", retry_after=RETRY_AFTER_SECONDS)
+        if self._cold_start == "reject" and running_replicas(self._handle) == []:
+            self._start_a_replica()
+            raise ReplicaUnavailableError(
+                "no replica of the model is up; one is being started", retry_after=RETRY_AFTER_SECONDS
+            )
         allowed = request.timeout if request.timeout is not None else self._timeout
         deadline = self._loop.time() + allowed + GRACE_SECONDS
         # Callers may choose equal request ids, so the call has keys of its own.
-        ticket = _Ticket(f"{self._name}-{next(self._numbers)}", request)
+        ticket = _Ticket(f"{self._name}-{next(self._numbers)}", request, self._queues)
         self._open += 1
         self._waiting.append(ticket)
         self._send()
@@ -185,12 +211,30 @@ class ModelCalls:
         answer: dict[str, Any] = await self._describe.remote()
         return answer
 
+    async def describe_all(self) -> list[dict[str, Any]]:
+        """`describe` of every replica that is up."""
+        answers: list[dict[str, Any]] = (
+            await self._handle.options(_by_reference=False).broadcast("describe").results_async()
+        )
+        return answers
+
+    def _start_a_replica(self) -> None:
+        """Serve starts one for a call that waits for it, be it answered or not."""
+        if self._starting is None or self._starting.done():
+            self._starting = self._loop.create_task(self._described())
+
+    async def _described(self) -> None:
+        with suppress(Exception):  # whoever asks next is told what is wrong
+            await self.describe()
+
     async def close(self) -> None:
         """Fail what is still waiting and end the calls."""
         self._fail(self._waiting + self._suspects, ReplicaUnavailableError("the model is being unloaded"))
         self._waiting, self._suspects = [], []
         if self._timer is not None:
             self._timer.cancel()
+        if self._starting is not None:
+            self._starting.cancel()
         for call in list(self._calls):
             call.cancel()
         await asyncio.gather(*self._calls, return_exceptions=True)
@@ -216,15 +260,24 @@ class ModelCalls:
             self._timer.cancel()
             self._timer = None
         waiting, self._waiting = self._waiting, []
-        while waiting:
-            batch, size = [waiting.pop(0)], 0
-            size = batch[0].size
-            while waiting and len(batch) < MAX_CALL_REQUESTS and size + waiting[0].size <= MAX_CALL_BYTES:
-                size += waiting[0].size
-                batch.append(waiting.pop(0))
-            call = self._loop.create_task(self._call(batch, size))
-            self._calls.add(call)
-            call.add_done_callback(self._ended)
+        replicas, lines = running_replicas(self._handle) or [], dict[str, list[_Ticket]]()
+        for ticket in waiting:
+            ticket.join(replicas)
+            lines.setdefault(ticket.replica, []).append(ticket)
+        for line in lines.values():
+            while line:
+                batch, size = [line.pop(0)], 0
+                size = batch[0].size
+                while line and len(batch) < MAX_CALL_REQUESTS and size + line[0].size <= MAX_CALL_BYTES:
+                    size += line[0].size
+                    batch.append(line.pop(0))
+                self._start(batch, size)
+
+    def _start(self, batch: list[_Ticket], size: int) -> asyncio.Task[None]:
+        call = self._loop.create_task(self._call(batch, size))
+        self._calls.add(call)
+        call.add_done_callback(self._ended)
+        return call
 
     def _ended(self, call: asyncio.Task[None]) -> None:
         self._calls.discard(call)
@@ -240,7 +293,8 @@ class ModelCalls:
         for ticket in batch:
             ticket.attempts += 1
         tickets = {ticket.key: ticket for ticket in batch}
-        stream = handle.remote([(ticket.key, ticket.packet) for ticket in batch], self._model)
+        requests = [(ticket.key, ticket.packet) for ticket in batch]
+        stream = handle.remote(requests, self._model, replica=batch[0].replica)
         try:
             async for data in stream:
                 for key, outcomes in unpack_outcomes(data):
@@ -265,6 +319,7 @@ class ModelCalls:
         for ticket in batch:
             if ticket.done:
                 continue
+            ticket.leave()
             if ticket.attempts >= MAX_DEATHS:
                 self._blame(ticket)
                 continue
@@ -283,9 +338,8 @@ class ModelCalls:
         while self._suspects and (self._suspect is None or self._suspect.done()):
             ticket = self._suspects.pop(0)
             if not ticket.done:
-                self._suspect = call = self._loop.create_task(self._call([ticket], ticket.size))
-                self._calls.add(call)
-                call.add_done_callback(self._ended)
+                ticket.join(running_replicas(self._handle) or [])
+                self._suspect = self._start([ticket], ticket.size)
 
     def _blame(self, ticket: _Ticket) -> None:
         ticket.fail(InferenceFailedError(f"{MAX_DEATHS} replicas in turn died of this request; it is not tried again"))
@@ -309,11 +363,13 @@ class ModelCalls:
                 ticket.fail(error)
 
     def _cancel(self, ticket: _Ticket) -> None:
-        ticket.failure = ReplicaUnavailableError("cancelled by the caller")
+        cancelled = ReplicaUnavailableError("cancelled by the caller")
         for line in (self._waiting, self._suspects):
             if ticket in line:
+                ticket.failure = cancelled
                 line.remove(ticket)
                 return
+        ticket.fail(cancelled)
         if not self._cancelled:
             self._loop.call_soon(self._send_cancelled)
         self._cancelled.append(ticket.key)
@@ -342,8 +398,11 @@ def handle_of(deployment: str, application: str) -> Any:
     return handle
 
 
-def running_replicas(handle: Any) -> int:
-    """How many replicas the handle may send to right now (a private attribute of Serve's router; a test watches it)."""
+def running_replicas(handle: Any) -> list[str] | None:
+    """The replicas that the handle may send to right now, None as long as it has not heard of any or none.
+
+    By private attributes of Serve's router; a test watches.
+    """
     router = getattr(handle._router, "_asyncio_router", handle._router)
     chooser = router.request_router
-    return 0 if chooser is None else len(chooser.curr_replicas)
+    return None if chooser is None else [replica.unique_id for replica in chooser.curr_replicas]

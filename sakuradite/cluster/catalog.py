@@ -71,7 +71,7 @@ class Catalog:
     """The Serve deployment. `ask` is all of administration, `watch` what routers follow."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it; the event loop is needed
-        self, settings: dict[str, Any], home: str
+        self, settings: dict[str, Any], home: str, own_stores: bool = False
     ) -> None:
         self._settings = ServerConfig.model_validate(settings)
         self._home = Path(home)
@@ -89,6 +89,7 @@ class Catalog:
             self._published,
             ended=self._ended,
             logs=logs,
+            own_stores=own_stores,
         )
         self._seeing.meters.refresh(self._look)
         self._declared = DeclaredModels(self._own_applications, self._changed)
@@ -245,7 +246,7 @@ class Catalog:
             m.model: StorageStatus(
                 managed=True, path=str(m.path), bytes=m.bytes, revision=m.revision, complete=m.complete
             )
-            for m in Store(self._home).list()
+            for m in Store(self._lifecycle.store_home).list()
         }
 
     def _status(
@@ -280,7 +281,8 @@ class Catalog:
     async def _inspect(self, model: str, revision: str | None, offline: bool) -> Inspection:
         from sakuradite.hub.inspect import inspect
 
-        return await deploy.in_thread(lambda: inspect(model, revision=revision, offline=offline, home=self._home))
+        home = self._lifecycle.store_home
+        return await deploy.in_thread(lambda: inspect(model, revision=revision, offline=offline, home=home))
 
     async def _pull(self, model: str, revision: str | None, offline: bool) -> Operation:
         return self._lifecycle.pull(model, revision, offline)

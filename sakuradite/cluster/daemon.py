@@ -140,7 +140,8 @@ class _Daemon:
             self._connected = True
         await deploy.to_the_end(deploy.in_thread(self._deploy))
         host, port = await deploy.first_answer(SERVER, self._ask(ROUTER_DEPLOYMENT, "address"))
-        self._say(f"Sakuradite listens on {_url(host, port)}")
+        everywhere = "on every node, here " if self._config.routers == "node" else ""
+        self._say(f"Sakuradite listens {everywhere}on {_url(host, port)}")
         if restore:
             operations = await self._ask(CATALOG_DEPLOYMENT, "restore")
             self._say(f"Restoring {', '.join(o.model for o in operations) or 'nothing'}")
@@ -149,8 +150,8 @@ class _Daemon:
         """Hand router and catalog to Serve, unless the cluster has them already."""
         if SERVER in deploy.applications():
             raise ConfigurationError(_other_settings(self._running_settings(), self._asked, "this cluster"))
-        node = None if self._owned else local.node_address()
-        application = server_application(self._config, self._keys, self._home, node=node, environment=not self._owned)
+        node = None if self._owned else local.node_id()
+        application = server_application(self._config, self._keys, self._home, node=node)
         self._deployed = True
         local.run_in_ray_thread(lambda: deploy.submit(SERVER, application))
 

@@ -80,16 +80,23 @@ def submit_once(name: str, application: Application) -> None:
         submit(name, application)
 
 
-async def wait_until_ready(name: str, calls: ModelCalls) -> ModelCapabilities:
-    """The model's capabilities once a replica has answered its probe.
+async def wait_until_ready(name: str, calls: ModelCalls, replicas: int = 1) -> ModelCapabilities:
+    """The model's capabilities once so many replicas have answered their probe.
 
     Raises the model's own failure, or ModelLoadFailedError when the replica itself could not be started.
     """
-    description = await first_answer(name, calls.describe())
-    if description["failure"] is not None:
-        raise error_from_record(description["failure"])
-    capabilities: ModelCapabilities = description["capabilities"]
-    return capabilities
+    descriptions = [await first_answer(name, calls.describe())]
+    while True:
+        for description in descriptions:
+            if description["failure"] is not None:
+                raise error_from_record(description["failure"])
+        if len(descriptions) >= replicas:
+            capabilities: ModelCapabilities = descriptions[0]["capabilities"]
+            return capabilities
+        await asyncio.sleep(STATUS_SECONDS)
+        if (problem := await in_thread(lambda: failure(name))) is not None:
+            raise ModelLoadFailedError(problem)
+        descriptions = await calls.describe_all()
 
 
 async def first_answer[T](name: str, question: Coroutine[Any, Any, T]) -> T:

@@ -21,15 +21,19 @@ from sakuradite.cluster import deploy
 from sakuradite.cluster.application import model_application
 from sakuradite.cluster.calls import ModelCalls
 from sakuradite.cluster.journal import MAX_COMPLETED, History, Journal, ModelRecord
+from sakuradite.cluster.local import node_id
 from sakuradite.cluster.resources import (
     Demand,
     NoRoomNowError,
     autoscaler_groups,
     check_resources,
+    cluster_nodes,
     first_replicas,
     needs,
+    possible_nodes,
     replica_nodes,
 )
+from sakuradite.cluster.stores import node_home, remove_everywhere, travelling
 from sakuradite.config import ModelConfig, ReplicaRange
 from sakuradite.errors import (
     APIError,
@@ -76,13 +80,17 @@ class Lifecycle:
         *,
         ended: Callable[[Operation], None] = lambda operation: None,
         logs: dict[str, Any] | None = None,
+        own_stores: bool = False,
     ) -> None:
-        """`changed` is called when what routers need to know is different; `published` returns when they know it.
+        """`changed` is called when what routers need to know is different; `published` returns when they know it. With
+        `own_stores` the nodes keep models as `node_home` says.
 
         `ended` is called with each operation that has ended, `logs` says how models log: see `model_application`.
         Raises what `Journal.read` raises.
         """
-        self._journal, self._home, self._drain = journal, home, drain
+        self._journal, self._home, self._drain, self._own_stores = journal, home, drain, own_stores
+        self.store_home = node_home(str(home), own_stores)
+        """The home in which this node keeps models."""
         self._changed, self._published = changed, published
         self._ended, self._logs = ended, logs
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -166,9 +174,12 @@ class Lifecycle:
             raise InvalidLifecycleError(f"{model} is {record.state}; unload it first", param="model")
         if any(o.model == model and o.status in ACTIVE for o in self.operations.values()):
             raise InvalidLifecycleError(f"{model} is being downloaded", param="model")
-        from sakuradite.hub.store import Store
+        if self._own_stores:
+            await deploy.in_thread(lambda: remove_everywhere(model, travelling(self._home)))
+        else:
+            from sakuradite.hub.store import Store
 
-        await deploy.in_thread(lambda: Store(self._home).remove(model))
+            await deploy.in_thread(lambda: Store(self.store_home).remove(model))
         if self.models.pop(model, None) is not None:
             self._save()
 
@@ -198,15 +209,24 @@ class Lifecycle:
         calls: ModelCalls | None = None
         try:
             self._progress(operation_id, Progress(phase="resolving"))
+            with suppress(NoRoomNowError):  # what no node can hold is not downloaded first
+                await deploy.in_thread(lambda: check_resources(record.config))
             config = await self._fetch(record, operation_id)
             self._progress(operation_id, Progress(phase="scheduling"))
             options = await self._options(record, config, operation_id)
-            application = model_application(config, self._home, options=options, drain=self._drain, logs=self._logs)
+            application = model_application(
+                config,
+                Path(travelling(self._home)) if self._own_stores else self._home,
+                options=options,
+                drain=self._drain,
+                logs=self._logs,
+                own_stores=self._own_stores,
+            )
             await deploy.to_the_end(deploy.in_thread(lambda: deploy.submit_once(record.application, application)))
             await self._place(record, operation_id)
             self._progress(operation_id, Progress(phase="loading"))
             calls = ModelCalls(record.application, config.timeout)
-            record.capabilities = await deploy.wait_until_ready(record.application, calls)
+            record.capabilities = await deploy.wait_until_ready(record.application, calls, first_replicas(config))
             record.state, record.loaded_at, record.last_error = "ready", time.time(), None
             self._save()
             await self._published()  # who sees the operation succeed finds the model at every router
@@ -284,22 +304,41 @@ class Lifecycle:
             await asyncio.sleep(STEP_SECONDS)
 
     async def _fetch(self, record: ModelRecord, operation_id: str) -> ModelConfig:
-        """The files on this machine, and the configuration with the commit that they are of."""
+        """The files on this machine, if a replica may run on it, and the configuration with their commit.
+
+        Other nodes fetch that commit themselves.
+        """
         config = record.config
+        record.created = int(time.time())
         if config.backend == "fake":
-            record.created = int(time.time())
             return config
+        if not await deploy.in_thread(lambda: self._may_run_here(config)):
+            record.revision = await deploy.in_thread(lambda: self._commit(config))
+            return config.model_copy(update={"revision": record.revision})
         from sakuradite.hub.resolve import resolve
 
         checkpoint = await self._with_progress(
             operation_id,
             lambda progress: resolve(
-                config.model, revision=config.revision, offline=config.offline, home=self._home, progress=progress
+                config.model, revision=config.revision, offline=config.offline, home=self.store_home, progress=progress
             ),
         )
         record.revision, record.path = checkpoint.revision, str(checkpoint.path)
         record.managed, record.created = checkpoint.managed, checkpoint.created
         return config.model_copy(update={"revision": checkpoint.revision})
+
+    def _may_run_here(self, config: ModelConfig) -> bool:
+        nodes = cluster_nodes()
+        return len(nodes) == 1 or node_id() in [node.id for node in possible_nodes(config, nodes)]
+
+    def _commit(self, config: ModelConfig) -> str | None:
+        """What the revision of a hub model stands for now, so that all nodes fetch the same; None for a path."""
+        from sakuradite.hub.names import check_revision, is_hub_id
+        from sakuradite.hub.remote import Hub
+
+        if config.offline or not is_hub_id(config.model):
+            return config.revision
+        return Hub().snapshot(config.model, check_revision(config.revision)).commit
 
     async def _with_progress(self, operation_id: str, work: Callable[[Callable[[Progress], None]], Any]) -> Any:
         """Run hub work in a thread, its progress shown on the operation; a cancellation stops it at the next report."""
@@ -342,8 +381,8 @@ class Lifecycle:
 
         def work(progress: Callable[[Progress], None]) -> Any:
             if local_path(model):
-                return resolve(model, revision=revision, home=self._home, progress=progress)
-            return Store(self._home).pull(model, revision, offline, progress)
+                return resolve(model, revision=revision, home=self.store_home, progress=progress)
+            return Store(self.store_home).pull(model, revision, offline, progress)
 
         try:
             self._progress(operation_id, Progress(phase="resolving"))

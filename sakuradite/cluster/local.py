@@ -151,11 +151,11 @@ def _check_reachable(address: str) -> None:
         pass
 
 
-def node_address() -> str:
-    """The address of the Ray node of this process."""
+def node_id() -> str:
+    """The Ray node of this process."""
     import ray
 
-    return str(ray.util.get_node_ip_address())
+    return str(ray.get_runtime_context().get_node_id())
 
 
 def release() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import os
 import sys
@@ -13,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from sakuradite.cluster.observers import ReplicaObserver
+from sakuradite.cluster.scaling import PENDING
 from sakuradite.cluster.seeing import Seeing
+from sakuradite.cluster.stores import node_home, node_name
 from sakuradite.config import ModelConfig, log_settings
 from sakuradite.errors import (
     APIError,
@@ -43,7 +46,12 @@ class Model:
     """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, config: dict[str, Any], home: str, owner: str | None = None, logs: dict[str, Any] | None = None
+        self,
+        config: dict[str, Any],
+        home: str | None,
+        owner: str | None = None,
+        logs: dict[str, Any] | None = None,
+        own_stores: bool = False,
     ) -> None:
         self._config = ModelConfig.model_validate(config)
         self._failure: ErrorRecord | None = None
@@ -55,7 +63,7 @@ class Model:
         self._seeing = Seeing("model", log_settings(**logs or {}))
         self._seeing.meters.refresh(self._look)
         try:
-            await self._load(Path(home))
+            await self._load(node_home(home, own_stores))
         except APIError as error:
             self._fail(error.record())
         except MissingExtraError as error:
@@ -69,7 +77,10 @@ class Model:
         clock = time.perf_counter()
         from sakuradite.engine.engine import Engine
 
-        checkpoint, created = await asyncio.to_thread(_checkpoint, self._config, home)
+        try:
+            checkpoint, created = await asyncio.to_thread(_checkpoint, self._config, home)
+        except APIError as error:
+            raise _on_this_node(error) from None
         self._created = created or self._created
         self._seconds["resolve"] = time.perf_counter() - clock
         clock = time.perf_counter()
@@ -96,11 +107,14 @@ class Model:
             "pid": os.getpid(),
         }
 
-    async def decide_many(self, batch: list[tuple[str, Packet]], model: str | None = None) -> AsyncGenerator[bytes]:
+    async def decide_many(
+        self, batch: list[tuple[str, Packet]], model: str | None = None, replica: str = ""
+    ) -> AsyncGenerator[bytes]:
         """`pack_outcomes` groups for several requests under the caller's keys, as rows finish.
 
         A request's failure is a RowFailure with row -1. Closing the stream cancels what has not started. `model` is
         the one that the requests are for: a Serve config may have given its application another one meanwhile.
+        `replica` is the way here, see `Directed`.
         """
         if model is not None and model != self._config.model:
             error = ReplicaUnavailableError(f"{model} is no longer served", retry_after=OTHER_MODEL_SECONDS).record()
@@ -141,8 +155,10 @@ class Model:
         self, key: str, packet: Packet, ready: list[tuple[str, list[Outcome]]], wake: asyncio.Event
     ) -> None:
         try:
-            if self._failure is not None:
-                raise error_from_record(self._failure)
+            if self._failure is not None:  # others have loaded, or nobody would ask
+                raise ReplicaUnavailableError(
+                    f"this replica could not load: {self._failure.message}", retry_after=FAILED_SECONDS
+                )
             rows = self._engine.decide(unpack_request(packet))
             try:
                 async for outcomes in rows:
@@ -197,9 +213,9 @@ class Model:
             log.critical("%s: the worker thread has ended or is stuck in a batch; the process ends", self._config.model)
             os._exit(STUCK_EXIT)
 
-    def record_autoscaling_stats(self) -> float:
-        """Serve's custom metric: requests that wait or run."""
-        return 0.0 if self._failure else float(self._engine.pending_requests)
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """For Serve's autoscaling: requests that wait or run."""
+        return {PENDING: 0.0 if self._failure else float(self._engine.pending_requests)}
 
     async def __del__(self) -> None:
         if (engine := getattr(self, "_engine", None)) is not None and self._failure is None:
@@ -216,6 +232,12 @@ def _checkpoint(config: ModelConfig, home: Path) -> tuple[Path | None, int]:
 
     found = resolve(config.model, revision=config.revision, offline=config.offline, home=home)
     return found.path, found.created
+
+
+def _on_this_node(error: APIError) -> APIError:
+    """The error with the node's name: files are on one node and not on another."""
+    record = error.record()
+    return error_from_record(dataclasses.replace(record, message=f"on node {node_name()}: {record.message}"))
 
 
 def resident_bytes(able: ModelCapabilities | None) -> dict[str, int]:

@@ -116,6 +116,13 @@ def fitting_options(
     return options
 
 
+def possible_nodes(config: ModelConfig, nodes: Sequence[Node]) -> list[Node]:
+    """Those that could hold a replica if nothing else ran."""
+    fitting = [node for node in nodes if matches(node.labels, config.placement)]
+    each = needs(actor_options(config, max((node.total.get("GPU", 0.0) for node in fitting), default=0.0)))
+    return [node for node in fitting if room(each, node.total)]
+
+
 def check_asked(config: ModelConfig) -> None:
     """Raises ConfigurationError for what Ray would refuse, in a process of its own: part of a second GPU, a placement
     that is no label selector.

@@ -127,7 +127,7 @@ def start_daemon(home: Path, *, port: int = 0, environment: dict[str, str | None
     reader.start()
     try:
         while line := arrived.get(timeout=90):
-            if "listens on" in line:
+            if "Sakuradite listens" in line:
                 break
         else:
             assert process.stderr is not None

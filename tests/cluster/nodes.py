@@ -29,7 +29,7 @@ def add(number, node):
 for number, node in enumerate(json.loads(sys.argv[1])):
     add(number, {**node, **({"temp_dir": sys.argv[2]} if number == 0 else {})})
 ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
-print(cluster.address, flush=True)
+print("@" + cluster.address, flush=True)
 for line in sys.stdin:
     command, _, rest = line.strip().partition(" ")
     if command == "add":
@@ -37,7 +37,7 @@ for line in sys.stdin:
     elif command == "remove":
         cluster.remove_node(running[rest], allow_graceful=False)
     found = {app: sorted(names[id_] for id_ in ids) for app, ids in replica_nodes().items()}
-    print(json.dumps(found), flush=True)
+    print("@" + json.dumps(found), flush=True)
 ray.shutdown()
 cluster.shutdown()
 """
@@ -83,5 +83,9 @@ class Nodes:
         return sorted(address for app, found in self.ask().items() if app.startswith(model) for address in found)
 
     def _line(self) -> str:
+        """The next line of the program itself: Ray writes some of its own about nodes that die."""
         assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
+        for line in self.process.stdout:
+            if line.startswith("@"):
+                return line[1:].strip()
+        return ""

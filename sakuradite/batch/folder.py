@@ -20,6 +20,8 @@ from sakuradite.errors import ConfigurationError, InsufficientStorageError, Inva
 
 MANIFEST = "manifest.json"
 LOCK = "lock"
+COMPLETE = "complete"
+"""The field of a manifest whose output is written: what the job came to. Only the folder is left to remove."""
 
 
 class Folder:
@@ -82,9 +84,17 @@ class Folder:
         """Let another process go on with it. Nothing is removed."""
         self._lock.release()
 
+    def finish(self, manifest: Mapping[str, Any]) -> None:
+        """The output is there: say so in the manifest, then remove everything. A kill meanwhile repeats nothing."""
+        self._write(MANIFEST, to_json(manifest, indent=2))
+        self.remove()
+
     def remove(self) -> None:
-        """The job is done: the manifest goes first, for what is left is then no job."""
-        self._clear()
+        """Remove all of it, the manifest last."""
+        for name in os.listdir(self.path):
+            if name not in (LOCK, MANIFEST):
+                (self.path / name).unlink()
+        (self.path / MANIFEST).unlink(missing_ok=True)
         self._lock.release()
         shutil.rmtree(self.path, ignore_errors=True)
 

@@ -6,12 +6,12 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from sakuradite.batch.folder import Folder
+from sakuradite.batch.folder import COMPLETE, Folder
 from sakuradite.batch.manifest import check_kept, check_same, layout, made_from
 from sakuradite.batch.output import Output
 from sakuradite.batch.pipeline import Pool, Result, Work
@@ -121,6 +121,9 @@ class Job:
         try:
             self._tell("reading")
             manifest = self._manifest(folder, begun, column, whole_row)
+            if (summary := manifest.get(COMPLETE)) is not None:  # killed while it tidied up
+                folder.remove()
+                return Summary(**summary)
             done = self._resume(folder, manifest["rows"])
             if self.progress.done < manifest["rows"]:
                 asked = Asked(_plain_questions(self.checked), manifest["state"])
@@ -133,11 +136,12 @@ class Job:
             keep = None if self.keep is None else list(self.keep)
             output = Output(self.source, self.target, self.checked, keep, manifest["columns"])
             output.write(folder.lines(), manifest["rows"])
-            folder.remove()
+            made, seconds = self.progress, round(time.monotonic() - clock, 3)
+            found = Summary(str(self.target), made.done, made.errors, made.resumed, made.input_tokens, seconds)
+            folder.finish({**manifest, COMPLETE: asdict(found)})
         finally:
             folder.release()
-        made, seconds = self.progress, time.monotonic() - clock
-        return Summary(str(self.target), made.done, made.errors, made.resumed, made.input_tokens, round(seconds, 3))
+        return found
 
     def _check(self) -> None:
         """What can be refused before anything is read or made."""
@@ -154,7 +158,7 @@ class Job:
     ) -> Mapping[str, Any]:
         """What the job is made from; of an earlier run, once it is the same."""
         now = made_from(self.source, _plain_questions(self.checked), self.config, column, whole_row)
-        if begun is not None:
+        if begun is not None and (COMPLETE not in begun or self.target.exists()):
             check_same(begun, now, folder.path)
             return begun
         keep = None if self.keep is None else list(self.keep)

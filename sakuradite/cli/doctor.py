@@ -26,7 +26,12 @@ from sakuradite.errors import APIError, SakuraditeError, TransportError
 
 type Level = Literal["ok", "note", "problem"]
 
-EXTRAS = {"torch": ("ray", "torch", "transformers"), "mlx": ("ray", "mlx", "mlx_lm"), "server": ("ray", "uvicorn")}
+EXTRAS = {
+    "torch": ("ray", "torch", "transformers"),
+    "mlx": ("ray", "mlx", "mlx_lm"),
+    "server": ("ray", "uvicorn"),
+    "batch": ("ray", "pyarrow", "pandas"),
+}
 RAY_VERSION = (2, 60)  # what the cluster part was measured and tested with, at least
 MIN_FREE_BYTES = 2_000_000_000  # a small model and its conversion
 

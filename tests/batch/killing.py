@@ -67,29 +67,29 @@ class Killing:
         return target.read_bytes()
 
     def disturbed(self, kills: int, ways: tuple[str, ...] = WAYS) -> bytes:
-        """The output of a job that is killed so many times, or as often as it takes to its end."""
-        target = self.folder / f"out-{self.seed}-{sum(self.kills.values())}.{self.suffix}"
-        for _ in range(kills):
+        """The output of a job that is killed so many times at most, and gone on with until it is done."""
+        target = self.folder / f"out-{self.seed}-{self.kills.total()}.{self.suffix}"
+        left = kills
+        while True:
             process = self.start(target)
             try:
-                killed = self._kill_somewhen(process, target, self.chance.choice(ways))
+                while left and self._kill_somewhen(process, target, self.chance.choice(ways)):
+                    left -= 1
                 _, errors = process.communicate(timeout=SECONDS)
             finally:
                 if process.poll() is None:
                     process.kill()
-            if process.returncode >= 0:
+            if process.returncode < 0:
+                self.ended += 1
+                if target.exists() and not _folder(target).exists():  # killed when there was nothing left to do
+                    return target.read_bytes()
+            else:
                 assert process.returncode == 4, errors.decode()
                 return target.read_bytes()
-            assert killed
-            self.ended += 1
-        process = self.start(target)
-        _, errors = process.communicate(timeout=SECONDS)
-        assert process.returncode == 4, errors.decode()
-        return target.read_bytes()
 
     def _kill_somewhen(self, process: subprocess.Popen[bytes], target: Path, way: str) -> bool:
         """Wait for a random moment, of time or of progress, and kill; False where the run came to its end before."""
-        folder = target.with_name(f"{target.name}.batch")
+        folder = _folder(target)
         begun = _parts(folder)
         by_progress = self.chance.random() < 0.7
         parts = begun + self.chance.randint(1, 12)
@@ -98,9 +98,10 @@ class Killing:
             time.sleep(0.01)
         if process.poll() is not None:
             return False
-        return self._kill(process.pid, way, _parts(folder))
+        return self._kill(process, way, _parts(folder))
 
-    def _kill(self, pid: int, way: str, parts: int) -> bool:
+    def _kill(self, process: subprocess.Popen[bytes], way: str, parts: int) -> bool:
+        pid = process.pid
         below = descendants(pid)
         if way in PROCESSES:
             found = [child for child in below if name(child).startswith(PROCESSES[way])]
@@ -115,9 +116,15 @@ class Killing:
         elif way == "all":
             for one in (pid, *below):
                 _end(one)
+        if way not in PROCESSES:
+            process.wait(SECONDS)
         self.kills[way] += 1
         self.parts_at_kills.append(parts)
         return True
+
+
+def _folder(target: Path) -> Path:
+    return target.with_name(f"{target.name}.batch")
 
 
 def _parts(folder: Path) -> int:

@@ -198,22 +198,27 @@ def test_a_job_that_ends_anywhere_goes_on_there_and_comes_to_the_same(
     assert not (tmp_path / f"out.{suffix}.batch").exists()
 
 
-def test_a_job_that_was_killed_while_it_wrote_its_output_writes_it_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("where", ["sakuradite.batch.folder.Folder.finish", "sakuradite.batch.folder.Folder.remove"])
+def test_a_job_that_was_killed_after_it_wrote_its_output_decides_nothing_again(
+    where: str, tmp_path: Path, inline: Inline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = write_lines(tmp_path / "in.jsonl", *states(40))
+    source = write_lines(tmp_path / "in.jsonl", *states(40), b"{bad")
 
-    def killed(*_: Any) -> None:
+    def killed(*_: Any) -> Iterator[Result]:
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr("sakuradite.batch.folder.Folder.remove", killed)
+        patch.setattr(where, killed)
         with pytest.raises(Killed):
             run_fake(source, tmp_path / "out.jsonl")
     first = (tmp_path / "out.jsonl").read_bytes()
-    monkeypatch.setattr(job, "run_pipeline", killed)  # nothing is left to decide
-    assert run_fake(source, tmp_path / "out.jsonl").resumed == 40
+    if where.endswith("remove"):  # and of the parts only some are left
+        next((tmp_path / "out.jsonl.batch").glob("part-*")).unlink()
+    monkeypatch.setattr(job, "run_pipeline", killed)
+    summary = run_fake(source, tmp_path / "out.jsonl")
+    assert (summary.rows, summary.errors) == (41, 1)
     assert (tmp_path / "out.jsonl").read_bytes() == first
+    assert not (tmp_path / "out.jsonl.batch").exists()
 
 
 @pytest.mark.parametrize(
@@ -338,9 +343,9 @@ def test_two_columns_of_one_name_are_refused_with_the_way_out(tmp_path: Path) ->
         run_fake(tmp_path / "in.jsonl", tmp_path / "out.csv")
     assert run_fake(tmp_path / "in.csv", tmp_path / "out.parquet", keep=["state"]).rows == 1
     assert run_fake(tmp_path / "in.csv", tmp_path / "out.jsonl").rows == 1
-    questions = {"a": {"type": "score", "criteria": ["x", "y"]}, "a.probabilities": {"type": "choice", "criteria": {}}}
-    with pytest.raises(ValidationError):
-        run_fake(tmp_path / "in.jsonl", tmp_path / "x.csv", questions=questions)
+    questions = {"a": {"type": "choice", "criteria": {"noul": None}}, "a.probabilities": {"type": "noul"}}
+    with pytest.raises(ConfigurationError, match=r"two answers need the column 'a\.probabilities\.noul'"):
+        run_fake(tmp_path / "in.csv", tmp_path / "x.csv", questions=questions, keep=[])
 
 
 def test_a_wrong_question_is_refused_by_its_path(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from sakuradite.config import ModelConfig
 from sakuradite.engine.backend import ModelFacts
-from sakuradite.engine.torch import layers, linear, loading, memory, probe
+from sakuradite.engine.torch import fused, layers, linear, loading, memory, probe
 from sakuradite.engine.torch.backend import LayoutScorer, TorchBackend
 from sakuradite.engine.torch.cloned import Cloned
 from sakuradite.engine.torch.device import pick_device, pick_dtype, set_threads
@@ -33,10 +33,12 @@ def assemble(config: ModelConfig, checkpoint: Path) -> TorchBackend:
     dtype = pick_dtype(config.dtype, loading.stored_dtype(described), device)
     if device.type == "cpu":
         set_threads(config)
+        memory.keep_heap()
     model = loading.load_model(checkpoint, described, device, dtype)
     parameters = sum(p.numel() for p in model.parameters())
     if linear.available(device, dtype) and loading.quantization(described) is None:
         linear.pack(model)
+        fused.fuse(model)
         memory.trim_heap()
     text = model.config.get_text_config()
     parts = Parts(model, text, device, dtype, config)

@@ -71,6 +71,8 @@ class ModelConfig(BaseModel):
     """Seconds after which one batch counts as stuck and its replica is replaced; None: five times `timeout`."""
     max_cache_bytes: int | None = Field(default=None, ge=0)
     """Bytes of key/value caches that requests may hold between their batches; None: a share of the device's memory."""
+    compile: bool = False
+    """PyTorch: compile the layers (CUDA graphs on a GPU) and fill forwards up to a few sizes. Loading takes longer."""
     timeout: float = Field(default=120.0, gt=0)
     """Seconds from admission to the last answer."""
 

@@ -23,6 +23,8 @@ def load(config: ModelConfig, checkpoint: Path | None) -> tuple[Tokenizer, Backe
 
     Raises UnsupportedModelError, InsufficientResourcesError, ModelLoadFailedError or MissingExtraError.
     """
+    if config.compile and config.backend == "fake":
+        raise _not_compiled("fake")
     if config.backend == "fake":
         from sakuradite.engine import fake
 
@@ -65,6 +67,12 @@ def _runtime(config: ModelConfig, checkpoint: Path) -> Backend:
 
 
 def _load_with(name: str, config: ModelConfig, checkpoint: Path) -> Backend:
+    if config.compile and name != "torch":
+        raise _not_compiled(name)
     runtime = importlib.import_module(f"sakuradite.engine.{name}")
     backend: Backend = runtime.load(config, checkpoint)
     return backend
+
+
+def _not_compiled(name: str) -> ConfigurationError:
+    return ConfigurationError(f"compile=True is for backend='torch', and this model runs on {name!r}", param="compile")

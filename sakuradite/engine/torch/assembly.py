@@ -11,7 +11,7 @@ import torch
 
 from sakuradite.config import ModelConfig
 from sakuradite.engine.backend import ModelFacts
-from sakuradite.engine.torch import layers, linear, loading, memory, probe
+from sakuradite.engine.torch import compiled, fused, layers, linear, loading, memory, probe
 from sakuradite.engine.torch.backend import LayoutScorer, TorchBackend
 from sakuradite.engine.torch.cloned import Cloned
 from sakuradite.engine.torch.device import pick_device, pick_dtype, set_threads
@@ -21,6 +21,7 @@ from sakuradite.engine.torch.images import Illustrated, set_attention
 from sakuradite.engine.torch.packed import Bounds, Packed
 from sakuradite.engine.torch.padded import Padded
 from sakuradite.engine.torch.rotary import Rotary
+from sakuradite.errors import ConfigurationError, ModelLoadFailedError
 
 logger = logging.getLogger(__name__)
 
@@ -28,20 +29,33 @@ logger = logging.getLogger(__name__)
 def assemble(config: ModelConfig, checkpoint: Path) -> TorchBackend:
     """See `sakuradite.engine.torch.load`."""
     device = pick_device(config.device)
+    if config.compile:
+        compiled.check(device)
     described = loading.read_config(checkpoint)
     loading.check_supported(described, device)
     dtype = pick_dtype(config.dtype, loading.stored_dtype(described), device)
     if device.type == "cpu":
         set_threads(config)
+        memory.keep_heap()
     model = loading.load_model(checkpoint, described, device, dtype)
     parameters = sum(p.numel() for p in model.parameters())
     if linear.available(device, dtype) and loading.quantization(described) is None:
         linear.pack(model)
+        fused.fuse(model)
         memory.trim_heap()
     text = model.config.get_text_config()
     parts = Parts(model, text, device, dtype, config)
+    if config.compile and loading.reads_images(described):
+        raise ConfigurationError("compile=True is for models of text alone; load without it", param="compile")
     pictured = make_illustrated(parts) if loading.reads_images(described) else None
     decision, scorer = choose(parts)
+    warnings = () if pictured is None else pictured.warnings
+    if config.compile and decision.layout == "packed":
+        compiled.warm_up(scorer, device, pass_tokens(parts))
+    elif config.compile:
+        warnings = (
+            f"compile=True changes nothing: it is for the packed layout, and this model's is {decision.layout}",
+        )
     facts = ModelFacts(
         architecture=type(model).__name__,
         device=str(device),
@@ -53,7 +67,7 @@ def assemble(config: ModelConfig, checkpoint: Path) -> TorchBackend:
         layout=decision.layout,
         layout_reason=decision.reason,
         modalities=("text",) if pictured is None else ("text", "image"),
-        warnings=() if pictured is None else pictured.warnings,
+        warnings=warnings,
     )
     return TorchBackend(model, facts, scorer, memory.Budget(memory.sizes(text, dtype), pass_tokens(parts)), pictured)
 
@@ -83,6 +97,10 @@ def choose(parts: Parts) -> tuple[Decision, LayoutScorer]:
         difference = probe.disagreement(probe.reuse_answers(scorer, vocabulary), expected)
         problem = f"probabilities differed by {difference:.3g}"
     except Exception as error:
+        if parts.config.compile:
+            raise ModelLoadFailedError(
+                f"compile=True failed ({type(error).__name__}: {error}); load without it"
+            ) from error
         logger.warning("the %s layout failed its probe", decision.layout, exc_info=True)
         difference, problem = float("inf"), f"it raised {type(error).__name__}"
     if difference <= probe.TOLERANCE[parts.dtype]:
@@ -142,7 +160,11 @@ def make_packed(parts: Parts) -> Packed:
         cache_bytes=_cache_bytes(parts),
         cache_bytes_per_token=sizes.cache_bytes_per_token,
     )
-    return Packed(Caller(parts.model), Rotary(parts.text), parts.device, bounds)
+    rotary = Rotary(parts.text)
+    if parts.config.compile:
+        caller = compiled.CompiledCaller(parts.model, parts.device)
+        return Packed(caller, rotary, parts.device, bounds, compiled.bucket)
+    return Packed(Caller(parts.model), rotary, parts.device, bounds)
 
 
 def pass_tokens(parts: Parts) -> int:

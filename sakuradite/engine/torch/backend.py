@@ -90,7 +90,11 @@ class TorchBackend:
         return self._budget.predict(rows, self.facts.layout, self._head_tokens) + extra
 
     def _score(self, layout: LayoutScorer, rows: Sequence[tuple[Prefix, Row]]) -> list[RowScores | Exception]:
-        needed, free = self.predicted_bytes(rows), memory.free_bytes(torch.device(self.facts.device))
+        needed, device = self.predicted_bytes(rows), torch.device(self.facts.device)
+        free = memory.free_bytes(device)
+        if needed > free and device.type == "cpu":
+            memory.trim_heap()  # what earlier batches left in it counts as taken
+            free = memory.free_bytes(device)
         if needed > free:  # Linux would hand it out and kill the process later
             raise OutOfDeviceMemory(f"a batch needs up to {needed} bytes and {free} are free")
         try:

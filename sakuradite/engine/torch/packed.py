@@ -6,7 +6,7 @@ and the products of a row do not depend on how many rows stand beside it (see `l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -43,8 +43,17 @@ class Plan:
 class Packed:
     """Scores rows in packed forwards within bounds, and owns the stores of prefixes and of the constant head."""
 
-    def __init__(self, caller: Caller, rotary: Rotary, device: torch.device, bounds: Bounds) -> None:
+    def __init__(
+        self,
+        caller: Caller,
+        rotary: Rotary,
+        device: torch.device,
+        bounds: Bounds,
+        round_up: Callable[[int], int] | None = None,
+    ) -> None:
+        """`round_up`: the size that a forward of so many tokens is filled up to, where sizes shall come again."""
         self._caller, self._rotary, self._device, self._bounds = caller, rotary, device, bounds
+        self._round_up = round_up
         self._head: tuple[int, ...] = ()
         self._heads: dict[Regime, KeyValues] = {}
         self._kept: dict[int, int] = {}
@@ -152,6 +161,8 @@ class Packed:
             current.add(Piece((FILLER,), anchor))
         elif current.tokens == 1:
             current.add(Piece((FILLER,), 0))
+        if self._round_up is not None and (missing := self._round_up(current.tokens) - current.tokens):
+            current.add(Piece((FILLER,) * missing, 0))
         pieces = current.pieces
         ids = to_device([token for piece in pieces for token in piece.tokens], self._device)
         spans = [range(piece.position, piece.position + len(piece.tokens)) for piece in pieces]

@@ -21,53 +21,26 @@ import tempfile
 import threading
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import AutoConfig
 
 from sakuradite.config import ModelConfig
 from sakuradite.engine.compile import Compiler
 from sakuradite.engine.engine import Engine
 from sakuradite.engine.loading import load as load_model
 from sakuradite.engine.tokenizer import Tokenizer
+from sakuradite.engine.torch import SPIN_COUNT
 from sakuradite.engine.torch.backend import TorchBackend
 from sakuradite.records import RequestRecord, RowAnswer
 from tests.benchmarks.engine import limits, workloads
-from tests.benchmarks.engine.plain import BATCH, PlainLoop
+from tests.benchmarks.engine.plain import BATCH, PlainProcess, Timing, timed
 
 SECTIONS = ("fan", "one", "mixed", "long", "memory")
 LARGE = {"max_batch_size": 64, "max_batch_tokens": 32768, "max_input_tokens": 16384}
 GB = 1e9
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Seconds by the clock and of the processor."""
-
-    wall: float
-    cpu: float
-
-    def __str__(self) -> str:
-        return f"{self.wall:.3g} s ({self.cpu:.3g})"
-
-    def times(self, factor: float) -> Timing:
-        return Timing(self.wall * factor, self.cpu * factor)
-
-    def over(self, other: Timing) -> str:
-        """How many times as long this took as the other."""
-        return f"{self.wall / other.wall:.2f} x ({self.cpu / other.cpu:.2f})"
-
-
-def timed(run: Callable[[], Any], repeat: int = 1) -> Timing:
-    """The best of several runs."""
-    found = []
-    for _ in range(repeat):
-        wall, cpu = time.perf_counter(), time.process_time()
-        run()
-        found.append(Timing(time.perf_counter() - wall, time.process_time() - cpu))
-    return Timing(min(t.wall for t in found), min(t.cpu for t in found))
 
 
 class Bench:
@@ -92,7 +65,7 @@ class Bench:
         self.head = len(self.compiler.head)
 
     def load_plain(self) -> None:
-        self.plain = PlainLoop(self.checkpoint, getattr(torch, self.dtype), self.device)
+        self.plain = PlainProcess(self.checkpoint, self.dtype, str(self.device))
 
     async def answer(self, request: RequestRecord) -> int:
         answers = 0
@@ -112,8 +85,8 @@ class Bench:
     def plain_time(self, rows: list[tuple[int, ...]]) -> Timing:
         """The plain loop over rows, in batches as they come."""
         if not self.whole and len(rows) > BATCH:
-            return timed(lambda: self.plain.forward(rows[:BATCH])).times(len(rows) / BATCH)
-        return timed(lambda: [self.plain.forward(rows[i : i + BATCH]) for i in range(0, len(rows), BATCH)])
+            return self.plain.timed(rows[:BATCH]).times(len(rows) / BATCH)
+        return self.plain.timed(rows)
 
     async def fan(self) -> None:
         """32 questions on one state."""
@@ -129,8 +102,9 @@ class Bench:
             self.backend.release(again.prefix)
         rest, all_ = min(t.cpu for t in branches), min(t.cpu for t in whole)
         per_token = (rest / sum(suffixes)) / ((all_ - rest) / (prefix - self.head))
-        work = limits.flops(self.plain.config, self.plain.model, prefix, suffixes, self.head)
-        rate = limits.matmul_rate(self.plain.config, getattr(torch, self.dtype), self.device)
+        config = AutoConfig.from_pretrained(self.checkpoint).get_text_config()
+        work = limits.flops(config, self.backend.facts.parameters, prefix, suffixes, self.head)
+        rate = self.plain.matmul_rate()
         plain = self.plain_time(workloads.full_rows(group))
         print(f"fan     {prefix} + 32 x {sum(suffixes) / 32:.0f} tokens: ours {ours}, plain {plain}")
         print(
@@ -146,11 +120,10 @@ class Bench:
         request = workloads.short_request()
         (row,) = workloads.full_rows(workloads.compiled(self.compiler, request))
         await self.answer(request)
-        self.plain.forward([row])
         ours = await self.timed_answer(request, 12)
-        plain = timed(lambda: self.plain.forward([row]), 12)
+        plain = self.plain.timed([row], 12)
         allowed = 1.15 * (1 - self.head / len(row))
-        read = self.backend.facts.weight_bytes / limits.bandwidth(self.device)
+        read = self.backend.facts.weight_bytes / self.plain.bandwidth()
         print(f"one     {len(row)} tokens, {self.head} of them head: ours {ours}, plain {plain}")
         print(
             f"        {ours.over(plain)} the plain forward (target {allowed:.2f}); reading weights {read * 1e3:.0f} ms"
@@ -172,7 +145,7 @@ class Bench:
             await asyncio.gather(*(caller(i) for i in range(16)))
 
         ours = await timed_async(everyone)
-        plain = timed(lambda: self.plain.forward(rows)).times(3)
+        plain = self.plain.timed(rows).times(3)
         times.sort()
         p50, p99 = statistics.median(times), times[int(len(times) * 0.99)]
         print(
@@ -273,6 +246,7 @@ async def child(args: argparse.Namespace) -> None:
         for section in sections:
             await getattr(bench, section)()
             sys.stdout.flush()
+        bench.plain.close()
     await bench.engine.stop(0)
 
 
@@ -307,7 +281,8 @@ def _run(folder: Path, device: str, dtype: str, args: argparse.Namespace) -> Non
         command += ["--device", device, "--only", only]
         command += ["--defaults"] * args.defaults + ["--whole"] * args.whole
         # as sakuradite.engine.torch.load sets it before torch is imported; the plain loop gains from it as well
-        subprocess.run(command, check=True, env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ})
+        environment = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": SPIN_COUNT, **os.environ}
+        subprocess.run(command, check=True, env=environment)
 
 
 def _folder(checkpoint: Path, home: Path) -> Path:

@@ -45,11 +45,11 @@ def _synchronised(layer: torch.nn.Module, x: torch.Tensor) -> None:
         torch.cuda.synchronize()
 
 
-def flops(config: Any, model: torch.nn.Module, prefix: int, suffixes: Sequence[int], head: int) -> float:
+def flops(config: Any, parameters: int, prefix: int, suffixes: Sequence[int], head: int) -> float:
     """Multiplications and additions that a request needs: layers, attention, and the head at one position per row."""
     embedded = config.vocab_size * config.hidden_size
     tied = 1 if config.tie_word_embeddings else 2
-    parameters = sum(p.numel() for p in model.parameters()) - tied * embedded
+    parameters -= tied * embedded
     new = prefix - head
     pairs = new * (head + prefix) / 2 + sum(n * prefix + n * n / 2 for n in suffixes)
     attention = 4 * pairs * config.num_attention_heads * config.head_dim * config.num_hidden_layers

@@ -7,6 +7,7 @@ import torch
 
 from sakuradite.engine.torch import attention
 from sakuradite.engine.torch.attention import Shape
+from sakuradite.engine.torch.memory import BLOCK_SCORES
 
 KV_HEADS, GROUP, WIDTH = 2, 3, 16
 
@@ -45,7 +46,7 @@ def run(
 @pytest.mark.parametrize("window", [None, 1, 7, 40, 500])
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize(("n", "before"), [(1, 0), (50, 0), (33, 70), (1, 70)])
-@pytest.mark.parametrize("block", [10, attention.BLOCK_SCORES])
+@pytest.mark.parametrize("block", [10, BLOCK_SCORES])
 @pytest.mark.parametrize("flash_keys", [0, attention.FLASH_KEYS])
 def test_causal_attention(
     window: int | None,
@@ -98,3 +99,22 @@ def test_bfloat16_keeps_scores_in_float32(flash_keys: int, monkeypatch: pytest.M
     shape = Shape(1.0)
     out, _ = run(q, k, v, shape, None)
     assert torch.allclose(out.double(), reference(q, k, v, shape, None), atol=0.02)
+
+
+@pytest.mark.parametrize("softcap", [None, 30.0])
+@pytest.mark.parametrize("start", [None, 30])
+def test_a_first_key_without_weight(softcap: float | None, start: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its weight underflows to 0, so another key's has to tell the log-sum-exp."""
+    monkeypatch.setattr(attention, "FLASH_KEYS", 0)
+    q, k, v = tensors(9, 39)
+    q[:, 2:, 0], k[:, 0, 0], k[:, 7, 0] = 60.0, -40.0, 3.0
+    shape = Shape(0.3, None, softcap)
+    out, lse = run(q, k, v, shape, start)
+    scores = torch.einsum("hgnd,hmd->nhgm", q.double().view(KV_HEADS, GROUP, 9, -1), k.double()) * shape.scale
+    if softcap is not None:
+        scores = (scores / softcap).tanh() * softcap
+    if start is not None:
+        hidden = torch.arange(39)[None] > start + torch.arange(9)[:, None]
+        scores = scores.masked_fill(hidden[:, None, None], -torch.inf)
+    assert torch.allclose(lse.double(), scores.logsumexp(-1), atol=1e-4)
+    assert torch.allclose(out.double(), reference(q, k, v, shape, start), atol=1e-5)

@@ -159,5 +159,7 @@ def test_a_tied_head_is_not_packed_twice(tiny: Callable[..., Path]) -> None:
     from tests.engine.torch.prompts import loaded
 
     backend = loaded(tiny("llama", config={"tie_word_embeddings": True}))
-    assert isinstance(backend._model.lm_head, torch.nn.Linear)
-    assert isinstance(backend._model.model.layers[0].mlp.up_proj, linear.PackedLinear)
+    model = backend._model
+    assert isinstance(model.lm_head, linear.DenseLinear)
+    assert model.lm_head.weight is model.get_input_embeddings().weight
+    assert isinstance(model.model.layers[0].mlp.up_proj, linear.PackedLinear)

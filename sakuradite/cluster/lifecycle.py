@@ -221,6 +221,7 @@ class Lifecycle:
                 drain=self._drain,
                 logs=self._logs,
                 own_stores=self._own_stores,
+                operation=operation_id if self._own_stores else None,
             )
             await deploy.to_the_end(deploy.in_thread(lambda: deploy.submit_once(record.application, application)))
             await self._place(record, operation_id)
@@ -455,6 +456,12 @@ class Lifecycle:
             del self.operations[operation.id]
             raise
         return operation
+
+    def report(self, operation_id: str, progress: Progress) -> None:
+        """What a replica on another node tells of its download."""
+        operation = self.operations.get(operation_id)
+        if operation is not None and operation.progress.phase in ("loading", "downloading", "converting"):
+            self._progress(operation_id, progress)
 
     def _progress(self, operation_id: str, progress: Progress) -> None:
         operation = self.operations.get(operation_id)

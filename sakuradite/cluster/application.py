@@ -63,6 +63,7 @@ def model_application(
     logs: dict[str, Any] | None = None,
     drain: float = 120.0,
     own_stores: bool = False,
+    operation: str | None = None,
 ) -> "Application":
     """A model as a Serve application.
 
@@ -70,6 +71,7 @@ def model_application(
     `node_home`. `options` replaces the scheduling request that follows from the config. `environment` brings what our
     processes need in their environment, for a Ray that was not started with it. `owner` is the job whose end ends the
     model. `logs` are arguments of `log_settings`, for where the replicas' own environment does not say how to log.
+    `operation` is the load that hears of the replicas' downloads.
     """
     from ray import serve
     from ray.serve.config import RequestRouterConfig
@@ -90,7 +92,9 @@ def model_application(
             **model_scale(config.replicas),
         )(Model)
     place = None if home is None else str(home)
-    application: Application = deployment.bind(config.model_dump(mode="json"), place, owner, logs, own_stores)
+    application: Application = deployment.bind(
+        config.model_dump(mode="json"), place, owner, logs, own_stores, operation
+    )
     return application
 
 

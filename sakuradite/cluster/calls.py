@@ -1,6 +1,7 @@
 """The caller's side of a model: requests that wait at the same moment go out in one gRPC call, rows come back as ready.
 
-Used by the router and by embedded clients alike. Belongs to the event loop in which it is made.
+Used by the router and by embedded clients alike. Belongs to the event loop in which it is made. Long because joining,
+choosing a replica, deadlines, cancellation and what follows a replica's death all move the same tickets.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class _Ticket:
     """One request on its way. Outcomes wait here until the reader takes them: no more than one per row."""
 
     __slots__ = (
-        "attempts", "failure", "key", "outcomes", "packet", "queues", "replica", "request", "rows_left", "size",
+        "attempts", "failure", "key", "outcomes", "owed", "packet", "queues", "replica", "request", "rows_left", "size",
         "tokens", "wake",
     )  # fmt: skip
 
@@ -66,6 +67,7 @@ class _Ticket:
         self.rows_left = set(range(rows))
         self.queues, self.replica = queues, ""
         self.tokens = tokens_of(self.packet, rows) / max(1, rows)
+        self.owed = 0.0
         self.outcomes: list[Outcome] = []
         self.failure: APIError | None = None
         self.wake: asyncio.Future[None] | None = None
@@ -73,11 +75,17 @@ class _Ticket:
 
     def join(self, replicas: Collection[str]) -> None:
         """Take a place in the shortest queue; after the death of a replica in another one."""
-        self.replica = self.queues.choose(replicas, self.tokens * len(self.rows_left), avoid=self.replica)
+        self.owed = self.tokens * len(self.rows_left)
+        self.replica = self.queues.choose(replicas, self.owed, avoid=self.replica)
 
     def leave(self) -> None:
-        """Give the place back."""
-        self.queues.answered(self.replica, self.tokens * len(self.rows_left))
+        """Give the place back, if it has one."""
+        self._give_back(self.owed)
+
+    def _give_back(self, tokens: float) -> None:
+        tokens = min(tokens, self.owed)
+        self.owed -= tokens
+        self.queues.answered(self.replica, tokens)
 
     def deliver(self, outcomes: list[Outcome]) -> None:
         """Take over what is new; after a retry rows come a second time."""
@@ -89,12 +97,11 @@ class _Ticket:
             elif outcome.row < 0 and isinstance(outcome, RowFailure):
                 self.leave()
                 self.failure = error_from_record(outcome.error)
-        self.queues.answered(self.replica, self.tokens * (before - len(self.rows_left)))
+        self._give_back(self.tokens * (before - len(self.rows_left)))
         self._wake()
 
     def fail(self, error: APIError) -> None:
-        if not self.done:
-            self.leave()
+        self.leave()
         self.failure = error
         self._wake()
 

@@ -38,6 +38,7 @@ from sakuradite.operations import (
     ModelStatus,
     Operation,
     OperationError,
+    Progress,
     Removed,
     ReplicaCounts,
     StorageStatus,
@@ -114,6 +115,10 @@ class Catalog:
         """One method of `Administration` by name."""
         answer: Awaitable[Any] = getattr(self, f"_{question}")(*arguments)
         return await replied(answer)
+
+    async def report(self, operation: str, progress: Progress) -> None:
+        """How far a replica is with its download."""
+        self._lifecycle.report(operation, progress)
 
     async def settings(self) -> dict[str, Any]:
         """What this server was started with, without keys."""

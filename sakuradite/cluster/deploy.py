@@ -85,6 +85,8 @@ async def wait_until_ready(name: str, calls: ModelCalls, replicas: int = 1) -> M
 
     Raises the model's own failure, or ModelLoadFailedError when the replica itself could not be started.
     """
+    from ray.exceptions import RayError
+
     descriptions = [await first_answer(name, calls.describe())]
     while True:
         for description in descriptions:
@@ -96,7 +98,8 @@ async def wait_until_ready(name: str, calls: ModelCalls, replicas: int = 1) -> M
         await asyncio.sleep(STATUS_SECONDS)
         if (problem := await in_thread(lambda: failure(name))) is not None:
             raise ModelLoadFailedError(problem)
-        descriptions = await calls.describe_all()
+        with suppress(RayError):  # one may have died; Serve starts another, or says that it gives up
+            descriptions = await calls.describe_all()
 
 
 async def first_answer[T](name: str, question: Coroutine[Any, Any, T]) -> T:

@@ -38,6 +38,7 @@ from sakuradite.config import ModelConfig, ReplicaRange
 from sakuradite.errors import (
     APIError,
     CancelledOperationError,
+    HubUnavailableError,
     InsufficientResourcesError,
     InternalError,
     InterruptedOperationError,
@@ -60,8 +61,8 @@ FREE_SECONDS = 5.0
 LOOK_SECONDS = 0.5
 STEP_SECONDS = 0.1
 """Between looks for a replica's place, which it mostly has at once."""
-PLACE_SECONDS = 60.0
-"""For a replica that should have room to get its place: others may have been quicker."""
+PLACE_SECONDS = 120.0
+"""For replicas that should have room to get their places: others may have been quicker."""
 AUTOSCALER_SECONDS = 1800.0
 """The same where an autoscaler starts machines: a GPU in a cloud takes minutes, if there is one."""
 
@@ -221,6 +222,7 @@ class Lifecycle:
                 drain=self._drain,
                 logs=self._logs,
                 own_stores=self._own_stores,
+                operation=operation_id if self._own_stores else None,
             )
             await deploy.to_the_end(deploy.in_thread(lambda: deploy.submit_once(record.application, application)))
             await self._place(record, operation_id)
@@ -286,21 +288,22 @@ class Lifecycle:
         return demands
 
     async def _place(self, record: ModelRecord, operation_id: str) -> None:
-        """Return when a replica has its place on a node, or Serve has given up; the operation tells what it waits for.
+        """Return when the first replicas have places, or Serve has given up; the operation tells what it waits for.
 
-        Raises InsufficientResourcesError when none came: within seconds, or minutes where an autoscaler starts nodes.
+        Raises InsufficientResourcesError when they do not get them in the time that there is for it.
         """
         clock = asyncio.get_running_loop().time
         begun = clock()
-        while not (await deploy.in_thread(replica_nodes)).get(record.application):
+        replicas = first_replicas(record.config)
+        while len((await deploy.in_thread(replica_nodes)).get(record.application, ())) < replicas:
             if await deploy.in_thread(lambda: deploy.failure(record.application)) is not None:
                 return  # whoever waits for its answer tells why
-            wanted = Demand(record.asked, record.config.placement)
+            wanted = Demand(record.asked, record.config.placement, replicas)
             limit = AUTOSCALER_SECONDS if await deploy.in_thread(autoscaler_groups) else PLACE_SECONDS
             if clock() - begun > limit:
-                raise InsufficientResourcesError(f"no node had room for a replica within {limit:g} s: needed {wanted}")
+                raise InsufficientResourcesError(f"the nodes had no room within {limit:g} s: needed {wanted}")
             if clock() - begun > LOOK_SECONDS:
-                self._progress(operation_id, Progress(phase="waiting", reason=f"for a node with {wanted}"))
+                self._progress(operation_id, Progress(phase="waiting", reason=f"no place yet for {wanted}"))
             await asyncio.sleep(STEP_SECONDS)
 
     async def _fetch(self, record: ModelRecord, operation_id: str) -> ModelConfig:
@@ -338,7 +341,10 @@ class Lifecycle:
 
         if config.offline or not is_hub_id(config.model):
             return config.revision
-        return Hub().snapshot(config.model, check_revision(config.revision)).commit
+        try:
+            return Hub().snapshot(config.model, check_revision(config.revision)).commit
+        except HubUnavailableError:  # the node may have it
+            return config.revision
 
     async def _with_progress(self, operation_id: str, work: Callable[[Callable[[Progress], None]], Any]) -> Any:
         """Run hub work in a thread, its progress shown on the operation; a cancellation stops it at the next report."""
@@ -455,6 +461,12 @@ class Lifecycle:
             del self.operations[operation.id]
             raise
         return operation
+
+    def report(self, operation_id: str, progress: Progress) -> None:
+        """What a replica on another node tells of its download."""
+        operation = self.operations.get(operation_id)
+        if operation is not None and operation.progress.phase in ("loading", "downloading", "converting"):
+            self._progress(operation_id, progress)
 
     def _progress(self, operation_id: str, progress: Progress) -> None:
         operation = self.operations.get(operation_id)

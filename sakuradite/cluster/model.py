@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sakuradite.cluster.observers import ReplicaObserver
+from sakuradite.cluster.reporting import Reporting
 from sakuradite.cluster.scaling import PENDING
 from sakuradite.cluster.seeing import Seeing
 from sakuradite.cluster.stores import node_home, node_name
@@ -52,6 +53,7 @@ class Model:
         owner: str | None = None,
         logs: dict[str, Any] | None = None,
         own_stores: bool = False,
+        operation: str | None = None,
     ) -> None:
         self._config = ModelConfig.model_validate(config)
         self._failure: ErrorRecord | None = None
@@ -63,7 +65,7 @@ class Model:
         self._seeing = Seeing("model", log_settings(**logs or {}))
         self._seeing.meters.refresh(self._look)
         try:
-            await self._load(node_home(home, own_stores))
+            await self._load(node_home(home, own_stores), operation)
         except APIError as error:
             self._fail(error.record())
         except MissingExtraError as error:
@@ -73,14 +75,18 @@ class Model:
             self._fail(InternalError(f"loading failed: {type(error).__name__}: {error}").record())
         self._owner_watch = asyncio.ensure_future(_end_with_owner(owner)) if owner else None
 
-    async def _load(self, home: Path) -> None:
+    async def _load(self, home: Path, operation: str | None) -> None:
         clock = time.perf_counter()
         from sakuradite.engine.engine import Engine
 
+        report = None if operation is None or self._config.backend == "fake" else Reporting(operation)
         try:
-            checkpoint, created = await asyncio.to_thread(_checkpoint, self._config, home)
+            checkpoint, created = await asyncio.to_thread(_checkpoint, self._config, home, report)
         except APIError as error:
             raise _on_this_node(error) from None
+        finally:
+            if report is not None:
+                await report.close()
         self._created = created or self._created
         self._seconds["resolve"] = time.perf_counter() - clock
         clock = time.perf_counter()
@@ -224,13 +230,16 @@ class Model:
             await seeing.close()
 
 
-def _checkpoint(config: ModelConfig, home: Path) -> tuple[Path | None, int]:
+def _checkpoint(config: ModelConfig, home: Path, report: Reporting | None) -> tuple[Path | None, int]:
     """The folder on this machine and its time of release. Blocking; a hub model that is missing here is downloaded."""
     if config.backend == "fake":
         return None, 0
     from sakuradite.hub.resolve import resolve
+    from sakuradite.hub.transfer import silent
 
-    found = resolve(config.model, revision=config.revision, offline=config.offline, home=home)
+    found = resolve(
+        config.model, revision=config.revision, offline=config.offline, home=home, progress=report or silent
+    )
     return found.path, found.created
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 from sakuradite.cluster.resources import NODE_ID_LABEL
 from sakuradite.config import ENVIRONMENT, home_directory
@@ -46,22 +45,32 @@ def remove_everywhere(model: str, home: str) -> None:
     """
     import ray
 
-    task = ray.remote(num_cpus=0, max_retries=0)(_remove_here)
-    nodes = {node["NodeID"]: node["NodeName"] for node in ray.nodes() if node["Alive"]}
-    asked = {
-        task.options(label_selector={NODE_ID_LABEL: node}).remote(model, home): name for node, name in nodes.items()
-    }
-    done, silent = ray.wait(list(asked), num_returns=len(asked), timeout=NODE_SECONDS)
-    answers: list[ErrorRecord | None] = ray.get(done)
-    if silent:
-        names = ", ".join(asked[answer] for answer in silent)
-        raise InternalError(f"{names} did not say within {NODE_SECONDS:g} s that {model} is removed there; try again")
+    here = ray.get_runtime_context().get_node_id()
+    nodes = {node["NodeID"]: str(node["NodeName"]) for node in ray.nodes() if node["Alive"] and node["NodeID"] != here}
+    # This one first: the others may share its home, and would hold each other up.
+    answers = [_remove_here(model, home), *_ask(nodes, model, home)]
     errors = [error for error in answers if error is not None and error.code != ModelNotFoundError.code]
     if errors or None not in answers:
         raise error_from_record(next(error for error in (*errors, *answers) if error is not None))
 
 
-def _remove_here(model: str, home: str) -> Any:
+def _ask(nodes: dict[str, str], model: str, home: str) -> list[ErrorRecord | None]:
+    """Each node's answer to `_remove_here`."""
+    import ray
+
+    task = ray.remote(num_cpus=0, max_retries=0)(_remove_here)
+    asked = {
+        task.options(label_selector={NODE_ID_LABEL: node}).remote(model, home): name for node, name in nodes.items()
+    }
+    done, silent = ray.wait(list(asked), num_returns=len(asked), timeout=NODE_SECONDS) if asked else ([], [])
+    if silent:
+        names = ", ".join(asked[answer] for answer in silent)
+        raise InternalError(f"{names} did not say within {NODE_SECONDS:g} s that {model} is removed there; try again")
+    answers: list[ErrorRecord | None] = ray.get(done)
+    return answers
+
+
+def _remove_here(model: str, home: str) -> ErrorRecord | None:
     from sakuradite.hub.store import Store
 
     try:

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from sakuradite.cluster.balance import TokenQueues, tokens_of
-from sakuradite.cluster.calls import ModelCalls, running_replicas
+from sakuradite.cluster.calls import ModelCalls, _Ticket, running_replicas
 from sakuradite.cluster.embedded import EmbeddedModel
 from sakuradite.config import ModelConfig
-from sakuradite.records import RequestRecord, pack_request
+from sakuradite.errors import ReplicaUnavailableError
+from sakuradite.records import RequestRecord, RowAnswer, pack_request
 from tests.cluster.asking import answers, outcomes, request
 
 
@@ -39,6 +40,21 @@ def test_after_a_death_another_replica_is_asked_if_there_is_one() -> None:
     assert {queues.choose(["a", "b"], 0, avoid="a") for _ in range(20)} == {"b"}
     assert queues.choose(["a"], 10, avoid="a") == "a"
     assert queues.choose([], 10) == ""
+
+
+def test_a_place_in_a_queue_is_given_back_once() -> None:
+    queues = TokenQueues()
+    one, other = (_Ticket(key, request(questions=4), queues) for key in "ab")
+    one.join(["a"])
+    other.join(["a"])
+    one.deliver([RowAnswer(0, (0.5, 0.5), 0.9, 7)])
+    one.deliver([RowAnswer(0, (0.5, 0.5), 0.9, 7)])  # a second time, after a retry
+    assert queues._tokens["a"] == pytest.approx(1.75 * other.owed)
+    one.leave()
+    one.fail(ReplicaUnavailableError("both replicas died"))
+    assert queues._tokens["a"] == pytest.approx(other.owed)
+    other.fail(ReplicaUnavailableError("gone"))
+    assert queues._tokens["a"] == pytest.approx(0)
 
 
 def test_the_size_of_a_request_grows_with_text_questions_and_images() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,20 @@ def test_each_node_downloads_once_what_it_runs(temp: Path, hub: StandIn) -> None
     homes = [temp / "one", temp / "two"]
     with cluster(temp, hub, *homes) as nodes:
         daemon = start_daemon(temp / "home", address=nodes.address, routers="node", environment=nodes.environment)
-        loaded = load(daemon, "b", replicas=2)
+        go = threading.Event()
+        hub.before_send = lambda name: None if name != "model.safetensors" else (go.wait(60), None)[1]
+        body = {**CONFIG, "placement": {"zone": "b"}, "replicas": 2}
+        operation = daemon.admin("POST", "/models/load", json=body).json()["id"]
+        seen: list[dict[str, Any]] = []
+
+        def downloading() -> bool:
+            seen.append(daemon.admin("GET", f"/operations/{operation}").json()["progress"])
+            return bool(seen[-1]["phase"] == "downloading")
+
+        assert eventually(downloading, 30), seen
+        assert seen[-1]["bytes_done"] < seen[-1]["bytes_total"]
+        go.set()
+        loaded = daemon.wait(operation)
         assert loaded["status"] == "succeeded", loaded
         assert nodes.replicas("model-tiny") == [SECOND, SECOND]
         assert len(hub.downloads("model.safetensors")) == 1, "two replicas that start at once share one download"

@@ -30,9 +30,9 @@ def _addresses(command: str) -> list[str]:
     ]
 
 
-def gcs_of(root: int) -> int:
-    """The GCS below `root`."""
-    (found,) = [p for p in descendants(root) if "gcs_server" in name(p).split(" ")[0]]
+def part_of_ray(root: int, program: str) -> int:
+    """The `gcs_server` or the `raylet` below `root`."""
+    (found,) = [p for p in descendants(root) if name(p).split(" ")[0].endswith(f"/{program}")]
     return found
 
 

@@ -17,7 +17,7 @@ import pytest
 from sakuradite.config import ModelConfig
 from tests.cluster import scenarios
 from tests.cluster.conftest import ROOT, SERVE, Daemon, start_daemon
-from tests.cluster.faulty import gcs_of, kill, serving
+from tests.cluster.faulty import kill, part_of_ray, serving
 from tests.cluster.load import Case, cases
 from tests.cluster.processes import alive, descendants, eventually
 from tests.cluster.scenarios import loaded
@@ -144,14 +144,15 @@ def test_a_worker_node_lost_costs_no_request(known: list[Case]) -> None:
 
 
 @pytest.mark.slow
-def test_a_daemon_whose_ray_has_died_says_so_and_ends(daemons: Callable[..., Daemon]) -> None:
+@pytest.mark.parametrize("program", ["gcs_server", "raylet"])
+def test_a_daemon_whose_ray_has_died_says_so_and_ends(program: str, daemons: Callable[..., Daemon]) -> None:
     daemon = daemons()
     own = descendants(daemon.process.pid)
-    kill([gcs_of(daemon.process.pid)])
+    kill([part_of_ray(daemon.process.pid, program)])
     daemon.process.wait(30)
     code, errors = daemon.stop()
     assert code == 1
-    assert errors.startswith("Ray has ended: its GCS is gone.")
+    assert errors.startswith("Ray has ended: its GCS or its raylet is gone.")
     assert eventually(lambda: not alive(own), 20)
 
 

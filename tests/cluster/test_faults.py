@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -18,7 +19,7 @@ from sakuradite.config import ModelConfig
 from tests.cluster import scenarios
 from tests.cluster.conftest import ROOT, SERVE, Daemon, start_daemon
 from tests.cluster.faulty import kill, part_of_ray, serving
-from tests.cluster.load import Case, cases
+from tests.cluster.load import Case, Load, cases
 from tests.cluster.processes import alive, descendants, eventually
 from tests.cluster.scenarios import loaded
 
@@ -190,7 +191,13 @@ def test_a_signal_to_the_whole_process_group_ends_all_of_it_soon(
     assert eventually(lambda: not alive(own), 20)
 
 
-def test_every_replica_is_found(daemon: Daemon) -> None:
-    """What the scenarios kill is what they mean to kill."""
+def test_the_load_sees_a_wrong_answer_and_the_scenarios_find_their_processes(daemon: Daemon, known: list[Case]) -> None:
+    """Otherwise none of the tests here could fail."""
+    spoilt = [replace(case, answers={**case.answers, "q0": {}}) for case in known]
+    daemon.load(model="fake-spoilt")
+    with Load(daemon.url, "fake-spoilt", spoilt) as load:
+        assert eventually(lambda: len(load.samples) > 5)
+    daemon.unload("fake-spoilt")
+    assert {sample.outcome for sample in load.samples} == {"WRONG"}
     assert len(serving(daemon.process.pid, "Replica:sakuradite:Router")) == 1
     assert len(serving(daemon.process.pid, "Controller")) == 1

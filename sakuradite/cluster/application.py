@@ -33,7 +33,8 @@ MAX_ONGOING_CALLS = 10_000
 HEAD_RESOURCE = "node:__internal_head__"
 """Ray's own, 1.0 on the head node."""
 HEALTH_PERIOD_SECONDS = 5.0
-HEALTH_TIMEOUT_SECONDS = 30.0
+HEALTH_TIMEOUT_SECONDS = 10.0
+"""A process that is frozen, or whose event loop is held, is replaced after three of these; a forward holds no loop."""
 
 
 class ModelArguments(BaseModel):

@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import logging
 import os
+import random
 from collections.abc import AsyncGenerator, Collection
 from contextlib import suppress
 from dataclasses import replace
@@ -44,9 +45,12 @@ RETRY_AFTER_SECONDS = 5.0
 MAX_DEATHS = 3
 """Replicas that may die under one request. Two at once can be an accident; the third time it goes out alone, so that if
 it is the one that kills them it takes nobody with it, and nobody else is blamed."""
+SUSPECT_SECONDS = 0.5
+"""Up to so long, at random, before each that goes alone: those of several routers must not meet at a new replica."""
 BLAMED_SECONDS = 300.0
 """A request that killed so many is refused for this long: clients ask again after an error of the server."""
 MAX_BLAMED = 64
+SUSPECT_LOOKS = 40  # for a replica that is up; then the call itself waits for one, which also brings it about
 
 MODEL_DEPLOYMENT = "Model"
 
@@ -150,7 +154,7 @@ class ModelCalls:
         self._timer: asyncio.TimerHandle | None = None
         self._cancelled: list[str] = []
         self._suspects: list[_Ticket] = []
-        self._suspect: asyncio.Task[None] | None = None
+        self._trial: asyncio.Task[None] | None = None
         self._blamed: dict[bytes, float] = {}
         self._starting: asyncio.Task[None] | None = None
         self._queues = TokenQueues()
@@ -242,6 +246,8 @@ class ModelCalls:
             self._timer.cancel()
         if self._starting is not None:
             self._starting.cancel()
+        if self._trial is not None:
+            self._trial.cancel()
         for call in list(self._calls):
             call.cancel()
         await asyncio.gather(*self._calls, return_exceptions=True)
@@ -290,7 +296,6 @@ class ModelCalls:
         self._calls.discard(call)
         if self._waiting:
             self._flush()
-        self._send_suspect()
 
     async def _call(self, batch: list[_Ticket], size: int) -> None:
         from ray.exceptions import RayActorError, RayError
@@ -338,15 +343,19 @@ class ModelCalls:
                 self._waiting.append(ticket)
         if self._waiting:
             self._send()
-        self._send_suspect()
+        if self._suspects and (self._trial is None or self._trial.done()):
+            self._trial = self._loop.create_task(self._try_suspects())
 
-    def _send_suspect(self) -> None:
-        """The next of those that may have killed two replicas, when the one before has been answered."""
-        while self._suspects and (self._suspect is None or self._suspect.done()):
-            ticket = self._suspects.pop(0)
-            if not ticket.done:
+    async def _try_suspects(self) -> None:
+        """Send those that may have killed two replicas, each when the one before has been answered."""
+        while self._suspects:
+            for _ in range(SUSPECT_LOOKS):
+                await asyncio.sleep(random.random() * SUSPECT_SECONDS)
+                if running_replicas(self._handle):
+                    break
+            if self._suspects and not (ticket := self._suspects.pop(0)).done:
                 ticket.join(running_replicas(self._handle) or [])
-                self._suspect = self._start([ticket], ticket.size)
+                await self._call([ticket], ticket.size)
 
     def _blame(self, ticket: _Ticket) -> None:
         ticket.fail(InferenceFailedError(f"{MAX_DEATHS} replicas in turn died of this request; it is not tried again"))

@@ -29,8 +29,8 @@ from sakuradite.http.keys import Keys, ensure_admin_key
 
 CLOSE_SECONDS = 15.0
 """For the catalog to cancel what is under way, and for a router beyond the drain time."""
-GCS_SECONDS = 0.5
-"""Between looks at whether Ray's GCS is there; two in vain say that it is gone."""
+LOOK_SECONDS = 0.5
+"""Between looks at whether Ray is there; two in vain say that it is gone."""
 INTERRUPTED = 130
 """Exit code of a second Ctrl-C."""
 
@@ -107,17 +107,20 @@ class _Daemon:
         self._say("Stopping; once more to stop at once.")
         self._stop.set()
 
-    def _watch_gcs(self) -> None:
-        """On a thread, because Ray's calls block the event loop once its GCS is gone: end then, with what is left."""
+    def _watch_ray(self) -> None:
+        """On a thread, because Ray's calls block the event loop once it is gone: end then, with what is left."""
         seen = 0
         while seen < 2:
-            time.sleep(GCS_SECONDS)
-            seen = seen + 1 if local.gcs_is_gone() else 0
+            time.sleep(LOOK_SECONDS)
+            matters = self._owned or self._stop.is_set()  # the head of a cluster may come back
+            seen = seen + 1 if matters and local.is_gone() else 0
         asked = self._stop.is_set()
         if asked:
             self._say("Ray ended before its requests were answered: the signal has to go to this process alone.")
         else:
-            print("Ray has ended: its GCS is gone. Start the daemon again, with --restore", file=sys.stderr)
+            print(
+                "Ray has ended: its GCS or its raylet is gone. Start the daemon again, with --restore", file=sys.stderr
+            )
         self._leave(0 if asked else 1)
 
     def _leave(self, code: int) -> None:
@@ -133,11 +136,11 @@ class _Daemon:
         if self._owned:
             self._connected = True
             await deploy.to_the_end(deploy.in_thread(lambda: local.acquire(cluster=True)))
-            threading.Thread(target=self._watch_gcs, name="sakuradite-gcs", daemon=True).start()
         else:
             # May take as long as the network likes, and leaves nothing: Ctrl-C need not wait for it.
             await deploy.in_thread(lambda: local.join(self._config.address or "auto"))
             self._connected = True
+        threading.Thread(target=self._watch_ray, name="sakuradite-watch", daemon=True).start()
         await deploy.to_the_end(deploy.in_thread(self._deploy))
         host, port = await deploy.first_answer(SERVER, self._ask(ROUTER_DEPLOYMENT, "address"))
         everywhere = "on every node, here " if self._config.routers == "node" else ""

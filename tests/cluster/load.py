@@ -110,13 +110,13 @@ def questions(number: int, seed: int) -> dict[str, Noul | Choice | Score]:
 
 
 def cases(config: ModelConfig, checkpoint: Path | None = None, small: int = 24, large: int = 3) -> list[Case]:
-    """Many small requests and some large ones (60 questions about 8 KB), with what the model answers to them."""
+    """Many small requests and some large ones (60 questions about 4 KB), with what the model answers to them."""
 
     async def answers() -> list[Case]:
         engine = Engine(config, checkpoint)
         await engine.start()
         found = [await _case(engine, "small", " ".join(WORDS[i % 7 :]), questions(1 + i % 3, i)) for i in range(small)]
-        found += [await _case(engine, "large", " ".join(WORDS) * 100 + str(i), questions(60, i)) for i in range(large)]
+        found += [await _case(engine, "large", " ".join(WORDS) * 50 + str(i), questions(60, i)) for i in range(large)]
         await engine.stop(0)
         return found
 

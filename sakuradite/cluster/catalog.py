@@ -191,17 +191,14 @@ class Catalog:
                     self._heard.clear()
                     await self._heard.wait()
 
-    def _served(self) -> tuple[dict[str, ModelRecord], dict[str, DeclaredModel]]:
-        """The models by id, loaded ones and declared ones. Of a model that is both, the one that was loaded first."""
-        loaded, declared = self._lifecycle.models, self._declared.models
+    def _only_declared(self) -> dict[str, DeclaredModel]:
+        """The declared models by id, but for those that are loaded as well: the loaded one serves, and is ours."""
+        loaded = self._lifecycle.models
         resident = {m for m, record in loaded.items() if record.state in ("loading", "ready", "draining")}
-        return (
-            {m: record for m, record in loaded.items() if m in resident or m not in declared},
-            {m: found for m, found in declared.items() if m not in resident},
-        )
+        return {m: found for m, found in self._declared.models.items() if m not in resident}
 
     def _table(self) -> Table:
-        loaded, declared = self._served()
+        loaded, declared = self._lifecycle.models, self._only_declared()
         entries = {
             model: Entry(record.state, record.application, record.config.timeout, record.config.cold_start)
             for model, record in loaded.items()
@@ -228,7 +225,7 @@ class Catalog:
     async def _models(self) -> list[ModelStatus]:
         stored = await deploy.in_thread(self._stored)
         counts = await deploy.in_thread(replica_counts)
-        records, declared = self._served()
+        records, declared = self._lifecycle.models, self._only_declared()
         ours = {m: None for m in (*records, *stored) if m not in declared}
         return [self._status(m, records.get(m), stored.get(m), counts) for m in ours] + [
             ModelStatus(
@@ -293,8 +290,7 @@ class Catalog:
         return self._lifecycle.pull(model, revision, offline)
 
     def _refuse_declared(self, model: str) -> None:
-        _, declared = self._served()
-        if (found := declared.get(canonical(model))) is not None:
+        if (found := self._only_declared().get(canonical(model))) is not None:
             raise InvalidLifecycleError(
                 f"{model} is declared by the Serve application {found.application!r}; change it in the Serve config "
                 "and deploy that again",

@@ -14,6 +14,8 @@ from sakuradite.cluster import catalog, declared, gateway
 from sakuradite.cluster.application import ServerArguments, server
 from sakuradite.cluster.catalog import Catalog
 from sakuradite.cluster.declared import DeclaredModels, Seen
+from sakuradite.cluster.journal import Journal
+from sakuradite.cluster.lifecycle import Lifecycle
 from sakuradite.cluster.local import SERVE_ENVIRONMENT
 from sakuradite.cluster.model import Model
 from sakuradite.cluster.table import Entry, Table
@@ -83,10 +85,11 @@ class Watched(DeclaredModels):
 
 async def test_a_declared_model_is_loading_until_it_runs(told: dict[str, dict[str, Any]]) -> None:
     models = Watched(own={"loaded"})
+    told["loaded"] = {"config": config("l")}
     await models.see(a=("DEPLOYING", config()), loaded=("RUNNING", None), other=("DEPLOYING", None))
     assert (models.states(), models.changes) == ({"m": "loading"}, 1)
     told["a"], told["other"] = {"config": config()}, {"config": config("o")}
-    await models.see(a=("RUNNING", config()), other=("RUNNING", None))
+    await models.see(a=("RUNNING", config()), other=("RUNNING", None), loaded=("RUNNING", None))
     assert models.states() == {"m": "ready", "o": "ready"}
     assert (models.models["m"].capabilities, models.models["m"].created) == (CAPABILITIES, 5)
     changes = models.changes
@@ -171,15 +174,24 @@ async def test_a_replica_that_is_late_is_asked_again(told: dict[str, dict[str, A
     assert models.states() == {"m": "ready"}
 
 
+class Books(Catalog):
+    """A catalog outside Serve: what it keeps, and nothing that looks at a cluster."""
+
+    def __init__(self, home: Path) -> None:
+        self._settings, self._home, self._version, self._routers = ServerConfig(), home, 0, {}
+        self._change, self._heard = asyncio.Event(), asyncio.Event()
+        self._lifecycle = Lifecycle(Journal(home), home, "session", 1.0, self._changed, self._published)
+        self._declared = DeclaredModels(self._own_applications, self._changed)
+
+    def __del__(self) -> None:  # type: ignore[override]
+        """Serve awaits that of a catalog; nobody does here."""
+
+
 @pytest.fixture
-async def books(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: dict[str, dict[str, Any]]) -> Any:
-    """A catalog without a cluster that has loaded m, which is declared as well, and n, which is declared only."""
-    monkeypatch.setattr(catalog, "session_name", lambda: "session")
-    monkeypatch.setattr(catalog, "replica_counts", lambda: {})
-    monkeypatch.setattr(declared, "applications_with_models", dict)
-    made = object.__new__(Catalog)
-    await Catalog.__init__(made, ServerConfig().model_dump(mode="json"), str(tmp_path))
-    made._looking.cancel()
+async def books(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: dict[str, dict[str, Any]]) -> Books:
+    """A catalog that has loaded m, which is declared as well, and n, which is declared only."""
+    monkeypatch.setattr(catalog, "replica_counts", dict)
+    made = Books(tmp_path)
 
     async def load(*_: Any) -> None:
         record = made._lifecycle.models["m"]
@@ -194,7 +206,7 @@ async def books(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: dict[str,
     return made
 
 
-async def test_of_a_model_that_is_loaded_and_declared_the_loaded_one_serves_until_it_is_unloaded(books: Any) -> None:
+async def test_of_a_model_that_is_loaded_and_declared_the_loaded_one_serves_until_it_is_unloaded(books: Books) -> None:
     assert {m: e.application[:7] for m, e in books._table().entries.items()} == {"m": "model-m", "n": "b"}
     assert [s.model for s in (await books.ask("models")).value] == ["m", "n"]
     books._lifecycle.models["m"].state = "failed"  # what is left of a load that failed hides nothing
@@ -206,37 +218,41 @@ async def test_of_a_model_that_is_loaded_and_declared_the_loaded_one_serves_unti
 
 
 @pytest.mark.parametrize("question", ["unload", "remove"])
-async def test_a_declared_model_is_changed_where_it_is_declared(books: Any, question: str) -> None:
+async def test_a_declared_model_is_changed_where_it_is_declared(books: Books, question: str) -> None:
     error = (await books.ask(question, "n")).error
+    assert error is not None
     assert (error.status, error.code) == (409, "invalid_lifecycle")
     assert "n is declared by the Serve application 'b'" in error.message
     assert (await books.ask("load", config("n"))).error == error
 
 
-async def test_an_alias_may_name_a_declared_model_and_not_hide_one(books: Any) -> None:
+async def test_an_alias_may_name_a_declared_model_and_not_hide_one(books: Books) -> None:
     assert (await books.ask("set_alias", "short", "n")).value.model == "n"
     assert books._table().resolve("short").id == "n"
     shown = {s.model: s.aliases for s in (await books.ask("models")).value}
     assert shown == {"m": (), "n": ("short",)}
-    assert (await books.ask("set_alias", "n", "m")).error.param == "alias"
+    refused = (await books.ask("set_alias", "n", "m")).error
+    assert refused is not None
+    assert refused.param == "alias"
 
 
-async def test_a_replica_refuses_requests_for_the_model_that_its_application_had_before(tmp_path: Path) -> None:
+async def test_a_replica_refuses_requests_for_the_model_that_its_application_had_before() -> None:
     """The redeploy of another model under the same application name must not answer what waits for the old one."""
 
     class Replica(Model):
+        def __init__(self) -> None:
+            self._config = config("new")
+
         def __del__(self) -> None:  # type: ignore[override]
             """Serve awaits that of a model; nobody does here."""
 
-    replica = object.__new__(Replica)
-    await Model.__init__(replica, config("new").model_dump(mode="json"), str(tmp_path))
+    replica = Replica()
     request = pack_request(RequestRecord("r", ("x",), (QuestionRecord("noul", ("y",), ()),)))
     (data,) = [data async for data in replica.decide_many([("key", request)], "old")]
     ((key, (outcome,)),) = unpack_outcomes(data)
     assert isinstance(outcome, RowFailure)
     assert (key, outcome.row, outcome.error.status) == ("key", -1, 503)
     assert outcome.error.retry_after
-    await replica._engine.stop(0.0)
 
 
 async def test_a_router_calls_anew_when_a_config_has_changed_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import orjson
 import pytest
 
 from sakuradite import APIError, ModelConfig, Sakuradite
-from sakuradite.batch import run
+from sakuradite.batch import pipeline, run
 from sakuradite.hub import smollm2
 from tests.batch.conftest import QUESTIONS, read_lines, write_lines
 from tests.batch.killing import ROOT, Killing
@@ -58,6 +59,20 @@ def test_a_row_gets_what_a_client_gets(tiny: Callable[..., Path], tmp_path: Path
     states += [{"n": [i, None, 1.5]} for i in range(8)] + ["word " * 3000, "", 5]
     config = ModelConfig(model=str(tiny("llama")), backend="torch", device="cpu", replicas=2)
     check_against_client(config, tmp_path, [{"id": i, "state": state} for i, state in enumerate(states)])
+
+
+def test_ray_data_knows_how_far_a_reader_may_be_ahead() -> None:
+    """Its default is 2 under this private name, and what we set there reaches the reader's calls."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from ray.data import DataContext
+        from ray.data._internal.execution.operators.actor_pool_map_operator import ActorPoolMapOperator
+
+        context = DataContext()
+    assert context._max_num_blocks_in_streaming_gen_buffer == 2
+    pipeline._set_read_ahead(context, 16)
+    options = ActorPoolMapOperator._apply_default_actor_task_remote_args(None, context)
+    assert options["_generator_backpressure_num_objects"] == 2 * 16  # a block and its metadata
 
 
 @pytest.mark.slow

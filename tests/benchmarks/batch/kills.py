@@ -32,7 +32,7 @@ def main() -> None:
         while (left := given.kills - killing.kills.total()) > 0 and time.monotonic() - began < given.seconds:
             same += killing.disturbed(min(left, PER_JOB)) == whole
             print(f"{killing.jobs} jobs, {same} the same, kills {dict(killing.kills)}", flush=True)
-    print(f"{killing.kills.total()} kills, {killing.ended} of them ended a run, at parts {sorted(killing.parts_at_kills)}")
+    print(f"{killing.kills.total()} kills, {killing.ended} ended a run, at parts {sorted(killing.parts_at_kills)}")
     print(f"{same} of {killing.jobs} outputs of {given.rows} rows are the same as undisturbed; seed {given.seed}")
     print(f"{time.monotonic() - began:.0f} s, load {os.getloadavg()[0]:.1f}")
     raise SystemExit(same != killing.jobs)

@@ -1,6 +1,7 @@
 """The folder of a job beside its output: a manifest, and a file for each part that is done.
 
-Every file comes into being by a rename of a complete one, so after a kill -9 at any point a part is there or it is not.
+Every file comes into being by a rename of a complete one, so after a kill -9 at any point a part is there or it is not;
+after a power failure too, since a part's name says how long it is.
 """
 
 from __future__ import annotations
@@ -62,22 +63,28 @@ class Folder:
         self._write(MANIFEST, to_json(manifest, indent=2))
 
     def done(self) -> dict[int, tuple[int, int, int]]:
-        """The parts that are there, each with its rows, errors and tokens."""
+        """The parts that are there in full, each with its rows, errors and tokens; what is not so is removed."""
         found = {}
-        for name in os.listdir(self.path):
-            if name.startswith("part-") and not name.endswith(".tmp"):
-                number, rows, errors, tokens = (int(field) for field in name.split("-")[1:])
-                found[number] = (rows, errors, tokens)
+        for name in self._parts():
+            number, *counts, size = (int(field) for field in name.split("-")[1:])
+            if (self.path / name).stat().st_size == size:
+                found[number] = (counts[0], counts[1], counts[2])
+            else:  # the power failed: a file may then be shorter than what was written to it
+                (self.path / name).unlink()
         return found
 
     def add(self, number: int, fields: Sequence[bytes], errors: int, tokens: int) -> None:
-        """Keep a part: a line for each of its rows. What its name says is what there is to sum up."""
-        self._write(part_name(number, len(fields), errors, tokens), b"".join(line + b"\n" for line in fields))
+        """Keep a part: a line for each of its rows. Its name says what there is to sum up, and how long it is.
+
+        It is not forced to the disk, which takes tens of milliseconds: `done` notices what a power failure cut off.
+        """
+        data = b"".join(line + b"\n" for line in fields)
+        self._write(f"part-{number:07d}-{len(fields)}-{errors}-{tokens}-{len(data)}", data, force=False)
 
     def lines(self) -> Iterator[bytes]:
         """The fields of all rows, in order, from the parts."""
-        for number, counts in sorted(self.done().items()):
-            with (self.path / part_name(number, *counts)).open("rb") as file:
+        for name in self._parts():
+            with (self.path / name).open("rb") as file:
                 yield from file
 
     def release(self) -> None:
@@ -98,28 +105,28 @@ class Folder:
         self._lock.release()
         shutil.rmtree(self.path, ignore_errors=True)
 
+    def _parts(self) -> list[str]:
+        """The names of parts, in order of their numbers; what a kill left half written is none."""
+        return sorted(n for n in os.listdir(self.path) if n.startswith("part-") and not n.endswith(".tmp"))
+
     def _clear(self) -> None:
         (self.path / MANIFEST).unlink(missing_ok=True)
         for name in os.listdir(self.path):
             if name != LOCK:
                 (self.path / name).unlink()
 
-    def _write(self, name: str, data: bytes) -> None:
+    def _write(self, name: str, data: bytes, force: bool = True) -> None:
         temporary = self.path / f"{name}.tmp"
         try:
             with temporary.open("wb") as file:
                 file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
+                if force:
+                    file.flush()
+                    os.fsync(file.fileno())
             temporary.rename(self.path / name)
         except OSError as error:
             temporary.unlink(missing_ok=True)
             raise storage(self.path, error) from None
-
-
-def part_name(number: int, rows: int, errors: int, tokens: int) -> str:
-    """The file of a part."""
-    return f"part-{number:07d}-{rows}-{errors}-{tokens}"
 
 
 def read_manifest(path: Path) -> dict[str, Any] | None:

@@ -35,6 +35,7 @@ class Killing:
     suffix: str = "jsonl"
     kills: Counter[str] = field(default_factory=Counter)
     ended: int = 0
+    jobs: int = 0
     parts_at_kills: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -68,7 +69,8 @@ class Killing:
 
     def disturbed(self, kills: int, ways: tuple[str, ...] = WAYS) -> bytes:
         """The output of a job that is killed so many times at most, and gone on with until it is done."""
-        target = self.folder / f"out-{self.seed}-{self.kills.total()}.{self.suffix}"
+        self.jobs += 1
+        target = self.folder / f"out-{self.jobs}.{self.suffix}"
         left = kills
         while True:
             process = self.start(target)

@@ -42,19 +42,29 @@ def test_one_process_at_a_time(folder: Folder) -> None:
 
 
 def test_a_file_that_was_not_written_to_its_end_is_no_part(folder: Folder) -> None:
-    (folder.path / "part-0000003-1-0-5.tmp").write_bytes(b"hal")
+    (folder.path / "part-0000003-1-0-5-9.tmp").write_bytes(b"hal")
     assert folder.done() == {}
+    assert list(folder.lines()) == []
     folder.release()
     assert Folder(folder.target).open(restart=False) is not None
+
+
+def test_a_part_that_a_power_failure_cut_off_is_decided_again(folder: Folder) -> None:
+    folder.add(0, [b"whole"], 0, 1)
+    folder.add(1, [b"cut"], 0, 1)
+    (cut,) = folder.path.glob("part-0000001-*")
+    cut.write_bytes(b"")
+    assert folder.done() == {0: (1, 0, 1)}
+    assert list(folder.lines()) == [b"whole\n"]
 
 
 def test_a_full_disk_is_told_with_what_to_do_and_leaves_no_half_part(
     folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(descriptor: int) -> None:
+    def full(path: Path, target: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(Path, "rename", full)
     with pytest.raises(InsufficientStorageError, match="No space left on device; what is done is kept, run"):
         folder.add(0, [b"a"], 0, 1)
     assert sorted(os.listdir(folder.path)) == ["lock", "manifest.json"]

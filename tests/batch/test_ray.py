@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import orjson
 import pytest
 
 from sakuradite import APIError, ModelConfig, Sakuradite
-from sakuradite.batch import run
+from sakuradite.batch import pipeline, run
 from sakuradite.hub import smollm2
 from tests.batch.conftest import QUESTIONS, read_lines, write_lines
 from tests.batch.killing import ROOT, Killing
@@ -34,7 +35,7 @@ def same(found: Any, expected: Any) -> bool:
 
 
 def check_against_client(config: ModelConfig, folder: Path, rows: list[Any]) -> None:
-    """Each row's result, from two replicas, is what a client of the same model says of it."""
+    """Each row's result is what a client of the same model says of it."""
     source = write_lines(folder / "in.jsonl", *rows)
     with Sakuradite(config.model_copy(update={"replicas": 1}), base_url="", home=folder / "home") as client:
         expected = [
@@ -56,8 +57,22 @@ def check_against_client(config: ModelConfig, folder: Path, rows: list[Any]) -> 
 def test_a_row_gets_what_a_client_gets(tiny: Callable[..., Path], tmp_path: Path) -> None:
     states: list[Any] = [f"The parcel of customer {i} is late." * (1 + i % 3) for i in range(60)]
     states += [{"n": [i, None, 1.5]} for i in range(8)] + ["word " * 3000, "", 5]
-    config = ModelConfig(model=str(tiny("llama")), backend="torch", device="cpu", replicas=2)
+    config = ModelConfig(model=str(tiny("llama")), backend="torch", device="cpu")
     check_against_client(config, tmp_path, [{"id": i, "state": state} for i, state in enumerate(states)])
+
+
+def test_ray_data_knows_how_far_a_reader_may_be_ahead() -> None:
+    """Its default is 2 under this private name, and what we set there reaches the reader's calls."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from ray.data import DataContext
+        from ray.data._internal.execution.operators.actor_pool_map_operator import ActorPoolMapOperator
+
+        context = DataContext()
+    assert context._max_num_blocks_in_streaming_gen_buffer == 2
+    pipeline._set_read_ahead(context, 16)
+    options = ActorPoolMapOperator._apply_default_actor_task_remote_args(None, context)
+    assert options["_generator_backpressure_num_objects"] == 2 * 16  # a block and its metadata
 
 
 @pytest.mark.slow
@@ -148,8 +163,7 @@ def test_a_model_that_cannot_be_loaded_is_told_in_one_line(model: str, code: int
 
 
 CLUSTER = """
-import os, sys
-os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+import sys
 import ray
 ray.init(address="local", include_dashboard=False, configure_logging=False, num_cpus=2, _node_ip_address="127.0.0.1")
 print(ray.get_runtime_context().gcs_address, flush=True)
@@ -160,6 +174,7 @@ sys.stdin.read()
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The address of a running Ray of somebody else's, with two CPUs to schedule."""
+    monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # else the address is taken for another interface's
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
     process = subprocess.Popen(

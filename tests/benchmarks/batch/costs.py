@@ -23,7 +23,7 @@ from sakuradite.client.request import check_questions
 from sakuradite.config import ModelConfig
 from tests.batch.conftest import write_lines
 
-ROWS = 200_000
+ROWS = 100_000
 STATE = "I was charged twice this month and nobody answers my letters. " * 15  # a row of about 1 KB
 QUESTIONS: dict[str, Any] = {"refund": {"type": "noul", "instructions": "The customer asks for a refund."}}
 FIELDS = (
@@ -31,7 +31,7 @@ FIELDS = (
     b'"usage":{"input_tokens":1200,"output_tokens":0}}'
 )
 PART_ROWS = 100
-PARTS = 1500
+PARTS = 1000
 
 
 def timed(what: str, count: int, unit: str, work: Callable[[], object]) -> None:

@@ -28,17 +28,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="kills") as folder:
         killing = Killing(Path(folder), given.rows, given.seed)
         whole = killing.undisturbed()
-        jobs = same = 0
+        same = 0
         while (left := given.kills - killing.kills.total()) > 0 and time.monotonic() - began < given.seconds:
-            jobs += 1
             same += killing.disturbed(min(left, PER_JOB)) == whole
-            print(f"{jobs} jobs, {same} the same, kills {dict(killing.kills)}", flush=True)
-    print(
-        f"{killing.kills.total()} kills in {jobs} jobs of {given.rows} rows, {killing.ended} of them ended a run; "
-        f"parts there at each kill: {sorted(killing.parts_at_kills)}; same as undisturbed: {same} of {jobs} outputs; "
-        f"seed {given.seed}, {time.monotonic() - began:.0f} s, load {os.getloadavg()[0]:.1f}"
-    )
-    raise SystemExit(same != jobs)
+            print(f"{killing.jobs} jobs, {same} the same, kills {dict(killing.kills)}", flush=True)
+    print(f"{killing.kills.total()} kills, {killing.ended} ended a run, at parts {sorted(killing.parts_at_kills)}")
+    print(f"{same} of {killing.jobs} outputs of {given.rows} rows are the same as undisturbed; seed {given.seed}")
+    print(f"{time.monotonic() - began:.0f} s, load {os.getloadavg()[0]:.1f}")
+    raise SystemExit(same != killing.jobs)
 
 
 if __name__ == "__main__":

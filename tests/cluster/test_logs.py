@@ -73,6 +73,20 @@ def test_a_folder_that_cannot_be_had_does_not_end_a_server(
     assert f"no log in {tmp_path / 'file'}: File exists; it goes to stderr" in capsys.readouterr().err
 
 
+def test_a_full_file_is_followed_by_another(
+    logger: logging.Logger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "FILE_BYTES", 200)
+    logs.start(LogSettings(directory=tmp_path), "router", "abc")
+    for i in range(20):
+        logging.getLogger("sakuradite.x").info("line %d", i)
+    files = sorted(path.name for path in tmp_path.iterdir())
+    assert files == ["router-abc.log", "router-abc.log.1", "router-abc.log.2"]
+    sizes = [(tmp_path / name).stat().st_size for name in files[1:]]
+    assert all(200 <= size < 300 for size in sizes)
+    assert "line 19" in "".join((tmp_path / name).read_text() for name in files)
+
+
 def test_old_files_go(logger: logging.Logger, tmp_path: Path) -> None:
     for i in range(logs.MAX_FILES + 5):
         path = tmp_path / f"model-{i}.log"

@@ -54,6 +54,13 @@ def spied() -> Iterator[tuple[Served, Spy]]:
         yield served, spy
 
 
+def told(served: Served, spy: Spy, number: int = 1) -> list[dict[str, Any]]:
+    """The accounts of so many requests; the last may end a moment after its answer has been read."""
+    while len(spy.accounts) < number:
+        served.call(asyncio.sleep(0.01))
+    return spy.accounts
+
+
 def facts(account: dict[str, Any]) -> dict[str, Any]:
     """An account without its times, which are looked at here."""
     seconds, first = account.pop("seconds"), account.pop("first")
@@ -70,7 +77,7 @@ def test_a_decision_of_each_dialect(spied: tuple[Served, Spy]) -> None:
         "model": MODEL, "questions": 1, "images": 0, "input_tokens": 10, "stream": False, "code": "", "status": 200,
         "trace": "span-of-r",
     }  # fmt: skip
-    assert [facts(account) for account in spy.accounts] == [
+    assert [facts(account) for account in told(served, spy, 3)] == [
         {**common, "dialect": "native", "route": "/v1/decisions"},
         {**common, "dialect": "openai", "route": "/v1/decisions"},
         {**common, "dialect": "systemone", "route": "/v1/systemone"},
@@ -84,8 +91,8 @@ def test_what_is_refused_has_its_code_and_no_name_that_was_sent(spied: tuple[Ser
     served.client.get("/sent")
     served.client.put("/v1/decisions")
     served.client.get("/admin/v1/aliases/sent")
-    told = [(a["dialect"], a["route"], a["model"], a["status"], a["code"]) for a in spy.accounts]
-    assert told == [
+    accounts = told(served, spy, 4)
+    assert [(a["dialect"], a["route"], a["model"], a["status"], a["code"]) for a in accounts] == [
         ("native", "/v1/decisions", "", 404, "model_not_found"),
         ("other", "-", "", 404, "not_found"),
         ("native", "-", "", 405, "method_not_allowed"),
@@ -101,7 +108,7 @@ def test_a_stream_ends_with_the_code_of_its_last_event(
     questions = {"a": {"type": "noul", "instructions": "?"}, "b": {"type": "noul", "instructions": "?"}}
     body = {**NATIVE, "state": state, "stream": True, "questions": questions}
     assert served.client.post("/v1/decisions", json=body).status_code == 200
-    (account,) = spy.accounts
+    (account,) = told(served, spy)
     assert (account["status"], account["code"], account["stream"], account["input_tokens"]) == (200, code, True, tokens)
 
 
@@ -118,9 +125,7 @@ def test_a_caller_that_goes_away(spied: tuple[Served, Spy]) -> None:
         )
         while not served.gateway.requests:
             served.call(asyncio.sleep(0.01))
-    while not spy.accounts:
-        served.call(asyncio.sleep(0.01))
-    (account,) = spy.accounts
+    (account,) = told(served, spy)
     assert (account["status"], account["code"], account["model"]) == (499, "caller_gone", MODEL)
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import httpx
 
+from sakuradite.hub.smollm2 import checkpoint
 from tests.benchmarks.dashboard.drawing import WIDTH, drawn, height
 from tests.cluster.conftest import Daemon, start_daemon
 from tests.cluster.processes import descendants, name
@@ -30,7 +31,6 @@ from tests.promql import Series
 
 DASHBOARD = Path(__file__).parents[3] / "cluster-configs" / "grafana" / "sakuradite.json"
 CALM, BUSY = "fake?latency=0.01", "fake?latency=0.08&layout=padded&oom_rows=12"
-REAL = "smollm2-135m"
 QUESTIONS = {f"q{i}": {"type": "choice", "criteria": {"a": None, "b": None, "c": None}} for i in range(4)}
 
 
@@ -77,10 +77,11 @@ def main(picture: Path, seconds: float) -> None:
         threads[0].start()
         daemon.load(model=CALM, num_cpus=0)
         daemon.load(model=BUSY, num_cpus=0, max_pending_requests=40)
-        print(daemon.load(model=REAL, backend="torch", num_cpus=0)["status"])
+        real = str(checkpoint(Path(home)))
+        daemon.load(model=real, backend="torch", num_cpus=0)
         daemon.load(model="fake?load_error=unsupported_model", num_cpus=0)
         begun = time.monotonic() - start
-        threads += callers(daemon, ended, CALM, 4, 0.1) + callers(daemon, ended, REAL, 2, 0.3)
+        threads += callers(daemon, ended, CALM, 4, 0.1) + callers(daemon, ended, real, 2, 0.3)
         time.sleep(seconds / 3)
         threads += callers(daemon, ended, BUSY, 60, 0.05)
         time.sleep(seconds / 3)

@@ -34,6 +34,10 @@ def serve(
         bool, typer.Option("--restore", help="Load what was loaded when the last daemon ended.")
     ] = False,
     default_model: Annotated[str | None, typer.Option(metavar="MODEL", help="What `default` names.")] = None,
+    log_format: Annotated[str | None, typer.Option(metavar="FORMAT", help="Of the log lines: text or json.")] = None,
+    log_level: Annotated[
+        str | None, typer.Option(metavar="LEVEL", help="debug, info, warning or error; info by default.")
+    ] = None,
 ) -> None:
     """Start the daemon in the foreground; Ctrl-C stops it.
 
@@ -54,6 +58,8 @@ def serve(
         address=address,
         routers=_routers(routers),
         default_model=default_model,
+        log_format=log_format,
+        log_level=log_level,
     )
     from sakuradite.cluster.daemon import serve as run_daemon
 

@@ -94,6 +94,13 @@ def start(settings: LogSettings, process: str, replica: str) -> logging.Handler:
     return handler
 
 
+class _Rotating(RotatingFileHandler):
+    """Looks at the size after a line, not before: the standard one formats every line twice for that."""
+
+    def shouldRollover(self, record: logging.LogRecord) -> bool:
+        return self.stream is not None and self.stream.tell() >= self.maxBytes
+
+
 def _handler(directory: Path | None, name: str) -> logging.Handler:
     if directory is None:
         return logging.StreamHandler()
@@ -102,7 +109,7 @@ def _handler(directory: Path | None, name: str) -> logging.Handler:
         _forget_old(directory)
         path = directory / f"{name}.log"
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
-        return RotatingFileHandler(path, maxBytes=FILE_BYTES, backupCount=OLD_FILES, encoding="utf-8")
+        return _Rotating(path, maxBytes=FILE_BYTES, backupCount=OLD_FILES, encoding="utf-8")
     except OSError as error:
         print(f"no log in {directory}: {error.strerror}; it goes to stderr", file=sys.stderr)
         return logging.StreamHandler()

@@ -19,6 +19,9 @@ access_log = logging.getLogger("sakuradite.access")
 engine_log = logging.getLogger("sakuradite.decisions")
 
 DECIDING = ("native", "openai", "systemone")
+FORESEEN = ("capacity_exceeded", "inference_failed", "internal_error", "replica_unavailable", "request_timeout")
+"""Codes that alerts look at. Their series begin at zero when a model is ready: the growth of one that appears with its
+first error cannot be seen."""
 
 
 class RouterObserver:
@@ -30,6 +33,12 @@ class RouterObserver:
         # Finding a child by its labels costs more than counting on it, and there are few.
         self._requests: dict[tuple[str, str, int], Any] = {}
         self._seconds: dict[tuple[str, str], Any] = {}
+
+    def expect(self, model: str) -> None:
+        """A model is ready: begin what will be looked at."""
+        for dialect in DECIDING:
+            for code in FORESEEN:
+                self._meters["sakuradite_errors_total"].labels(dialect, model, code)
 
     def began(self, exchange: Exchange) -> None:
         """Open a span for a decision, and leave its name for the model's."""

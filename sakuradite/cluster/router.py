@@ -43,6 +43,7 @@ class Front:
         self._catalog, self._routers = catalog, _own_deployment()
         self._seeing = Seeing("router", log_settings(config.log_format, config.log_level, config.log_dir))
         meters = self._seeing.meters
+        self._observer = RouterObserver(meters, self._seeing.tracing)
         self.gateway = ServeGateway(catalog, meters["sakuradite_retries_total"])
         self.application = App(
             config,
@@ -50,7 +51,7 @@ class Front:
             RemoteAdministration(catalog),
             keys=keys,
             proxied=proxied,
-            observer=RouterObserver(meters, self._seeing.tracing),
+            observer=self._observer,
             metrics=self._metrics,
         )
         meters.refresh(self._look)
@@ -73,6 +74,7 @@ class Front:
         calls.clear()
         for model, number in self.gateway.calls_in_flight().items():
             calls.labels(model).set(number)
+            self._observer.expect(model)
 
     async def ready(self) -> None:
         """Return when the first table of models is here."""

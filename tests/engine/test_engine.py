@@ -105,7 +105,8 @@ async def running(options: str = "", **settings: Any) -> AsyncIterator[tuple[Eng
         await engine.stop(drain=0)
         assert loaded.backend.closed
         assert not loaded.backend.held
-        assert (engine.pending_requests, engine.pending_bytes, engine.pending_tokens) == (0, 0, 0)
+        assert (engine.pending_requests, engine.pending_bytes) == (0, 0)
+        assert (engine.pending_tokens, engine.pending_questions) == (0, 0)
 
 
 async def answers(engine: Engine, request: RequestRecord) -> list[Outcome]:

@@ -48,6 +48,12 @@ def test_company_moves_not_a_bit_in_bfloat16(architecture: str, tiny: Callable[.
     assert alone.tolist() == company.tolist()
 
 
+@pytest.mark.skipif(not linear.available(torch.device("cpu"), torch.bfloat16), reason="needs oneDNN's bfloat16")
+@pytest.mark.parametrize("architecture", sorted(set(ARCHITECTURES) - set(BIT_FOR_BIT)))
+def test_company_moves_little_in_bfloat16_elsewhere(architecture: str, tiny: Callable[..., Path]) -> None:
+    assert difference(*alone_and_in_company(tiny(architecture), "bfloat16")) < 5e-3
+
+
 def test_a_later_batch_of_the_same_request_answers_alike(tiny: Callable[..., Path]) -> None:
     """The kept prefix gives what the fresh one gave; after release it is computed anew."""
     backend = loaded(tiny("llama"))

@@ -11,7 +11,9 @@ from sakuradite.engine.backend import Layout
 from tests.checkpoints import ARCHITECTURES, LONGROPE_BOUNDARY
 from tests.engine.torch.prompts import difference, group, loaded, plain, probabilities, tokens
 
-TOLERANCE = {"float32": 1e-5, "bfloat16": 0.05}
+TOLERANCE = {"float32": 1e-5, "bfloat16": 0.015}
+"""In bfloat16 twice the largest difference over 26 architectures with 30 questions each, 0.0074 (falcon_h1); there the
+dtype itself moves a plain forward's probability by up to 0.029. See `tests.benchmarks.engine.rounding`."""
 HYBRIDS = {"lfm2", "qwen3_5_text", "nemotron_h"}
 RECURRENT = HYBRIDS | {"qwen3_next", "mamba2", "falcon_h1", "bamba", "granitemoehybrid"}
 HEAD = tokens(1, 5)

@@ -98,9 +98,12 @@ def frozen(world: World) -> Seen:
     before = world.replicas()
 
     def whole() -> bool:
-        return before[0] not in world.replicas() and len(world.replicas()) == len(before)
+        return len(set(world.replicas()) - {before[0]}) == len(before)
 
-    return struck(world, lambda: kill(before[:1], signal.SIGSTOP), whole)
+    try:
+        return struck(world, lambda: kill(before[:1], signal.SIGSTOP), whole)
+    finally:
+        kill(before[:1])  # Ray asks it to end, which it cannot hear
 
 
 def hung(world: World, answers: list[httpx.Response]) -> Seen:

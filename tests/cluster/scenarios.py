@@ -62,7 +62,8 @@ def loaded(daemon: Daemon, answers: list[Case], model: str = MODEL, **config: An
     """A world whose model is loaded for as long as it is used."""
     tolerance = config.pop("tolerance", 0.0)
     world = World(daemon, answers, config.pop("root", daemon.process.pid), model, tolerance)
-    operation = daemon.load(model=model, **{"replicas": 2, **config})
+    # Half a CPU each, so that a third has room on two CPUs: a frozen process keeps what it holds.
+    operation = daemon.load(model=model, **{"replicas": 2, "num_cpus": 0.5, **config})
     assert operation["status"] == "succeeded", operation
     yield world
     daemon.unload(model)
@@ -210,7 +211,7 @@ def machines(temp: Path, answers: list[Case], workers: int = 3, **environment: s
     with Nodes(temp / "ray", kinds, **environment) as nodes:
         daemon = start_daemon(temp / "home", address=nodes.address, environment=nodes.environment, routers=2)
         try:
-            with loaded(daemon, answers, root=nodes.process.pid) as world:
+            with loaded(daemon, answers, root=nodes.process.pid, num_cpus=1) as world:
                 yield world, nodes
         finally:
             daemon.stop()

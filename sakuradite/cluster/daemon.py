@@ -74,7 +74,7 @@ class _Daemon:
         logs = home / "logs" if config.log_dir is None else config.log_dir
         self._config = config.model_copy(update={"home": home, "port": _free_port(config), "log_dir": logs})
         self._stop = asyncio.Event()
-        self._connected = self._deployed = False
+        self._connected = self._deployed = self._leaving = False
         self._models: list[str] = []
         self._owned = config.address is None
 
@@ -99,6 +99,8 @@ class _Daemon:
             await self._take_down()
 
     def _signalled(self) -> None:
+        if self._leaving:  # Ray interrupts this process when it misses one of its own
+            return
         if self._stop.is_set():  # the second: what is ours dies with us, and the watcher clears up
             if not self._owned and self._deployed:
                 with contextlib.suppress(Exception):
@@ -125,6 +127,7 @@ class _Daemon:
 
     def _leave(self, code: int) -> None:
         """End with the processes of our Ray at once."""
+        self._leaving = True
         local.abandon()
         note_of(self._home).unlink(missing_ok=True)
         sys.stdout.flush()

@@ -62,7 +62,8 @@ def loaded(daemon: Daemon, answers: list[Case], model: str = MODEL, **config: An
     """A world whose model is loaded for as long as it is used."""
     tolerance = config.pop("tolerance", 0.0)
     world = World(daemon, answers, config.pop("root", daemon.process.pid), model, tolerance)
-    operation = daemon.load(model=model, **{"replicas": 2, **config})
+    # Half a CPU each, so that a third has room on two CPUs: a frozen process keeps what it holds.
+    operation = daemon.load(model=model, **{"replicas": 2, "num_cpus": 0.5, **config})
     assert operation["status"] == "succeeded", operation
     yield world
     daemon.unload(model)
@@ -98,9 +99,12 @@ def frozen(world: World) -> Seen:
     before = world.replicas()
 
     def whole() -> bool:
-        return before[0] not in world.replicas() and len(world.replicas()) == len(before)
+        return len(set(world.replicas()) - {before[0]}) == len(before)
 
-    return struck(world, lambda: kill(before[:1], signal.SIGSTOP), whole)
+    try:
+        return struck(world, lambda: kill(before[:1], signal.SIGSTOP), whole)
+    finally:
+        kill(before[:1])  # Ray asks it to end, which it cannot hear
 
 
 def hung(world: World, answers: list[httpx.Response]) -> Seen:
@@ -207,7 +211,7 @@ def machines(temp: Path, answers: list[Case], workers: int = 3, **environment: s
     with Nodes(temp / "ray", kinds, **environment) as nodes:
         daemon = start_daemon(temp / "home", address=nodes.address, environment=nodes.environment, routers=2)
         try:
-            with loaded(daemon, answers, root=nodes.process.pid) as world:
+            with loaded(daemon, answers, root=nodes.process.pid, num_cpus=1) as world:
                 yield world, nodes
         finally:
             daemon.stop()

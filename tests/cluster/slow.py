@@ -45,7 +45,8 @@ class SlowNetwork:
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there, back = await asyncio.open_connection("127.0.0.1", self._port, limit=2 * BLOCK)
         try:
-            await asyncio.gather(self._copy(reader, back), self._copy(there, writer))
+            with contextlib.suppress(asyncio.CancelledError):  # the end of this network
+                await asyncio.gather(self._copy(reader, back), self._copy(there, writer))
         finally:
             writer.close()
             back.close()

@@ -54,8 +54,6 @@ def one_machine(temp: Path, answers: list[Case], wanted: Callable[[str], bool]) 
                 slow, others = scenarios.slow_network(world)
                 yield "clients at 40 kB/s and 50 ms a block", slow, "those clients themselves"
                 yield "the same", others, "the other clients"
-            if wanted("frozen"):
-                yield "SIGSTOP a replica (as a machine off the network)", *scenarios.frozen(world)
         for name, model, more, scenario in (
             ("hung", "fake?hang=HANG&latency=0.005", {"timeout": 2, "max_batch_seconds": 3}, hung),
             ("hung", "fake?hang=HANG&latency=0.005", {"timeout": 60, "max_batch_seconds": 3}, hung_early),
@@ -65,6 +63,9 @@ def one_machine(temp: Path, answers: list[Case], wanted: Callable[[str], bool]) 
             if wanted(name):
                 with loaded(daemon, answers, model, **more) as world:
                     yield scenario(world)
+        if wanted("frozen"):
+            with loaded(daemon, answers, timeout=20) as world:
+                yield "SIGSTOP a replica (as if off the network); deadline 20 s", *scenarios.frozen(world)
 
 
 def hung(world: World) -> Row:

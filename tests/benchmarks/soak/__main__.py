@@ -98,7 +98,7 @@ def soak(minutes: float, home: Path, pause: float = 0.0, look: float = 5.0) -> O
     daemon = start_daemon(home, routers=2)
     try:
         answers = scenarios.known()
-        with scenarios.loaded(daemon, answers, num_cpus=0.5, max_pending_requests=MAX_PENDING) as world:
+        with scenarios.loaded(daemon, answers, max_pending_requests=MAX_PENDING) as world:
             met, watch = Met(), Watch(daemon.process.pid)
             place = Place(daemon.url, {"authorization": daemon.client.headers["authorization"]}, world.model, met)
             end = time.monotonic() + minutes * 60

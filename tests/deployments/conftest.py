@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +33,42 @@ QUESTIONS = {"q": {"type": "choice", "criteria": {"a": None, "b": None}}}
 class Head:
     """A head node with Ray's dashboard, and Serve's proxy on a port of its own once something is deployed."""
 
-    process: subprocess.Popen[bytes]
+    folder: Path
+    options: list[str]
     environment: dict[str, str]
     address: str
     dashboard: str
     port: int
     client: httpx.Client
     admin: httpx.Client
+    started: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """Start it, again too, and return when its GCS answers."""
+        (self.folder / "ray_current_cluster").unlink(missing_ok=True)  # of a head that died: Ray takes it for alive
+        process = self._ray(*self.options)
+
+        def up() -> bool:
+            try:
+                return httpx.get(f"{self.dashboard}/api/gcs_healthz", trust_env=False, timeout=5).status_code == 200
+            except httpx.TransportError:
+                return False
+
+        assert eventually(up, 60), (self.folder / "start.log").read_text()
+        return process
+
+    def add_worker(self, cpus: int) -> subprocess.Popen[bytes]:
+        """One more node, on this machine."""
+        (agent,) = free_ports(1)
+        return self._ray(f"--address={self.address}", f"--num-cpus={cpus}", f"--dashboard-agent-listen-port={agent}")
+
+    def _ray(self, *options: str) -> subprocess.Popen[bytes]:
+        words = [str(SCRIPTS / "ray"), "start", "--block", "--node-ip-address=127.0.0.1",
+                 "--object-store-memory=100000000", *options]  # fmt: skip
+        with (self.folder / "start.log").open("ab") as log:
+            process = subprocess.Popen(words, env=self.environment, stdout=log, stderr=log)
+        self.started.append(process)
+        return process
 
     def command(self, *words: str) -> subprocess.CompletedProcess[str]:
         """One of Ray's commands or of ours, `serve deploy` say, as a user calls it."""
@@ -107,8 +136,8 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
 
 
 @contextmanager
-def start_head(home: Path, **keys: str) -> Iterator[Head]:
-    """`ray start --head`, alone on loopback."""
+def start_head(home: Path, cpus: int = 8, **more: str) -> Iterator[Head]:
+    """`ray start --head`, alone on loopback. `more` is put into its environment."""
     folder = Path(tempfile.mkdtemp(prefix="skh", dir="/tmp"))  # short: Ray's sockets are in it
     gcs, dashboard, agent, client, serve = free_ports(5)
     environment = {
@@ -123,35 +152,27 @@ def start_head(home: Path, **keys: str) -> Iterator[Head]:
     }
     for name in ("RAY_ADDRESS", "SAKURADITE_API_KEY", "SAKURADITE_ADMIN_KEY"):
         environment.pop(name, None)
-    environment |= keys
-    process = subprocess.Popen(
-        [SCRIPTS / "ray", "start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={gcs}",
-         "--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}", f"--dashboard-agent-listen-port={agent}",
-         f"--ray-client-server-port={client}", "--num-cpus=8", "--object-store-memory=100000000",
-         f"--temp-dir={folder}", "--disable-usage-stats"],
-        env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
+    environment |= more
+    options = [
+        "--head", f"--port={gcs}", "--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}",
+        f"--dashboard-agent-listen-port={agent}", f"--ray-client-server-port={client}", f"--num-cpus={cpus}",
+        f"--temp-dir={folder}", "--disable-usage-stats",
+    ]  # fmt: skip
     url = f"http://127.0.0.1:{serve}"
     running = Head(
-        process, environment, f"127.0.0.1:{gcs}", f"http://127.0.0.1:{dashboard}", serve,
+        folder, options, environment, f"127.0.0.1:{gcs}", f"http://127.0.0.1:{dashboard}", serve,
         httpx.Client(base_url=url, headers={"authorization": f"Bearer {API_KEY}"}, trust_env=False, timeout=60),
         httpx.Client(base_url=url, headers={"authorization": f"Bearer {ADMIN_KEY}"}, trust_env=False, timeout=60),
     )  # fmt: skip
-
-    def up() -> bool:
-        try:
-            return httpx.get(f"{running.dashboard}/api/gcs_healthz", trust_env=False, timeout=5).status_code == 200
-        except httpx.TransportError:
-            return False
-
     try:
-        assert eventually(up, 60)
+        running.start()
         yield running
     finally:
         running.client.close()
         running.admin.close()
         clear(folder)  # `ray stop` would end every Ray of the machine
-        process.wait(30)
+        for process in running.started:
+            process.wait(30)
 
 
 def clear(folder: Path) -> None:

@@ -145,13 +145,13 @@ class Job:
 
     def _check(self) -> None:
         """What can be refused before anything is read or made."""
+        check_kept(self.source, None if self.keep is None else list(self.keep))
         file_format(self.target)
         if not self.target.parent.is_dir():
             raise ConfigurationError(f"{self.target.parent}: no such folder")
         if self.target.exists() and self.target.samefile(self.source.path):
             raise ConfigurationError(f"{self.target}: is the input")
         self.checked, _ = check_questions(self.questions)
-        check_kept(self.source, None if self.keep is None else list(self.keep))
 
     def _manifest(
         self, folder: Folder, begun: Mapping[str, Any] | None, column: str | None, whole_row: bool
@@ -179,8 +179,11 @@ class Job:
 
     def _decide(self, folder: Folder, work: Work, pool: Pool) -> None:
         """Decide on what is not done yet, and keep it."""
+        kept = set[int]()
         for result in run_pipeline(work, pool):
-            self._keep(folder, result)
+            if result.part not in kept:  # nothing is counted twice, whatever Ray repeated
+                kept.add(result.part)
+                self._keep(folder, result)
         if self.progress.done == self.progress.total:
             return
         left = {part.number: len(part.rows) for part in _left(work, folder).parts()}

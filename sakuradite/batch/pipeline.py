@@ -20,7 +20,7 @@ from sakuradite.batch.parts import Part, parts, single
 from sakuradite.batch.replica import Asked, Replica
 from sakuradite.batch.source import Source
 from sakuradite.config import ModelConfig
-from sakuradite.errors import SakuraditeError
+from sakuradite.errors import InternalError, SakuraditeError
 
 if TYPE_CHECKING:
     import pyarrow
@@ -68,6 +68,9 @@ class Work:
                 yield _block(part.number, part.first, [r.data for r in part.rows], [r.problem for r in part.rows])
         except SakuraditeError as error:
             yield _block(-1, 0, [], [], pickle.dumps(error))
+        except Exception as error:  # raised, Ray Data would take it for a part to do without
+            failure = InternalError(f"reading failed: {type(error).__name__}: {error}")
+            yield _block(-1, 0, [], [], pickle.dumps(failure))
 
 
 @dataclass(frozen=True, slots=True)

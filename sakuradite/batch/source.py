@@ -25,6 +25,10 @@ PARQUET_ROWS = 256  # decoded at a time
 MAX_CELL = 1 << 30  # characters of a cell of CSV; Python's own limit is 128 KiB
 
 
+DAMAGED = (OSError, EOFError, ValueError, NotImplementedError, csv.Error)
+"""What reading a file raises that is cut off or is not what its name says; Arrow's errors are among them."""
+
+
 class Row(NamedTuple):
     """One row: its line in the file, from 1 (of a parquet file: its number), its JSON, and why it has none."""
 
@@ -61,7 +65,7 @@ class Source:
                     yield from self._csv()
                 case "parquet":
                     yield from self._parquet(columns)
-        except OSError as error:
+        except DAMAGED as error:
             raise unreadable(self.path, error) from None
 
     def header(self) -> list[str] | None:
@@ -184,6 +188,6 @@ def _plain(value: object) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
-def unreadable(path: Path, error: OSError) -> ConfigurationError:
+def unreadable(path: Path, error: Exception) -> ConfigurationError:
     """What to say of a file that cannot be read."""
-    return ConfigurationError(f"{path}: {error.strerror or error}")
+    return ConfigurationError(f"{path}: {getattr(error, 'strerror', None) or error}")

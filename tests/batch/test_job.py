@@ -21,6 +21,7 @@ from sakuradite.config import ModelConfig
 from sakuradite.errors import (
     ConfigurationError,
     InferenceFailedError,
+    InternalError,
     InvalidLifecycleError,
     MissingExtraError,
     ModelLoadFailedError,
@@ -186,6 +187,7 @@ def test_a_job_that_ends_anywhere_goes_on_there_and_comes_to_the_same(
     runs = 0
     while not target.exists():
         runs += 1
+        assert runs < 30, "a run starts from where the last one did"
         disturb(monkeypatch, inline, chance.randrange(1, 4))
         try:
             summary = run_fake(source, target)
@@ -332,6 +334,45 @@ def test_what_is_refused_before_anything_is_done(
     with pytest.raises(ConfigurationError, match=said):
         run_fake(tmp_path / "in.csv", tmp_path / target, **more)
     assert not (tmp_path / f"{target}.batch").exists() or not list((tmp_path / f"{target}.batch").glob("manifest*"))
+
+
+def test_a_missing_input_is_told_though_the_output_exists(tmp_path: Path) -> None:
+    (tmp_path / "out.csv").touch()
+    with pytest.raises(ConfigurationError, match=r"in\.jsonl: No such file"):
+        run_fake(tmp_path / "in.jsonl", tmp_path / "out.csv")
+
+
+def test_an_input_that_turns_out_damaged_ends_the_job_in_a_line(tmp_path: Path) -> None:
+    table = pa.table({"state": ["some text that is long enough " * 9] * 5000, "n": list(range(5000))})
+    pq.write_table(table, tmp_path / "in.parquet", compression="none", use_dictionary=False, row_group_size=1000)
+    data = bytearray((tmp_path / "in.parquet").read_bytes())
+    data[600_000:700_000] = b"\xff" * 100_000
+    (tmp_path / "in.parquet").write_bytes(data)
+    with pytest.raises(ConfigurationError, match=r"in\.parquet: "):
+        run_fake(tmp_path / "in.parquet", tmp_path / "out.csv")
+    assert list((tmp_path / "out.csv.batch").glob("part-*"))  # what came before is kept
+
+
+def test_a_defect_of_the_reader_ends_the_job_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = write_lines(tmp_path / "in.jsonl", *states(3))
+
+    def broken(work: Work) -> Iterator[Any]:
+        raise KeyError("defect")
+
+    monkeypatch.setattr(Work, "parts", broken)
+    with pytest.raises(InternalError, match="reading failed: KeyError"):
+        run_fake(source, tmp_path / "out.jsonl")
+
+
+def test_a_part_that_comes_twice_counts_once(tmp_path: Path, inline: Inline, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = write_lines(tmp_path / "in.jsonl", *states(100))
+
+    def twice(work: Work, pool: Pool) -> Iterator[Result]:
+        for result in inline(work, pool):
+            yield from (result, result)
+
+    monkeypatch.setattr(job, "run_pipeline", twice)
+    assert run_fake(source, tmp_path / "out.jsonl").rows == 100
 
 
 def test_two_columns_of_one_name_are_refused_with_the_way_out(tmp_path: Path) -> None:

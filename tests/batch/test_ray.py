@@ -201,7 +201,7 @@ def test_a_cluster_is_joined_and_left_running(cluster: str, tmp_path: Path) -> N
     too_many = start(tmp_path, "--address", cluster, "--replicas", "9", "--restart", rows=600)
     _, errors = too_many.communicate(timeout=120)
     assert too_many.returncode == 1
-    assert "not enough is free: needed 9 x (1 CPU), available 2 CPU" in errors.splitlines()[-1]
+    assert "needed 9 x (1 CPU)" in errors.splitlines()[-1]
     nobody = start(tmp_path, "--address", "127.0.0.1:1", "--restart")
     _, errors = nobody.communicate(timeout=60)
     assert nobody.returncode == 2

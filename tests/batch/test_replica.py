@@ -88,8 +88,9 @@ def test_a_row_that_could_not_be_read_says_why(fake: Callable[..., Replica]) -> 
 
 
 def test_what_keeps_a_model_from_loading_ends_the_job_with_its_own_class(fake: Callable[..., Replica]) -> None:
+    replica = fake("fake?load_error=model_load_failed")  # raised here, Ray would wrap it and lose its class
     with pytest.raises(ModelLoadFailedError, match="told to fail"):
-        ask(fake("fake?load_error=model_load_failed"), b'{"state": "a"}')
+        ask(replica, b'{"state": "a"}')
 
 
 def test_a_failure_of_the_reader_passes_through(fake: Callable[..., Replica]) -> None:

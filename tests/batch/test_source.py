@@ -53,6 +53,11 @@ def test_records_of_csv_may_span_lines_and_are_known_by_their_first(tmp_path: Pa
     assert Source(tmp_path / "in.csv").header() == ["id", "state"]
 
 
+def test_lines_are_counted_from_the_first_of_a_header_that_spans_two(tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text('"first\nhalf",state\n1,a\n')
+    assert [row.line for row in Source(tmp_path / "in.csv").rows()] == [3]
+
+
 @pytest.mark.parametrize(("record", "fields"), [("1", 1), ("1,2,3", 3)])
 def test_a_record_with_another_number_of_fields_is_a_row_with_a_problem(
     record: str, fields: int, tmp_path: Path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import time
 from collections.abc import Iterator
@@ -137,6 +138,32 @@ def test_mistakes_are_one_line_and_exit_code_2(
 def test_without_a_model_the_ways_to_name_one_are_told(source: Path, questions: Path, tmp_path: Path, cli: Cli) -> None:
     result = cli("batch", source, tmp_path / "out.jsonl", "-q", questions)
     assert (result.code, "--model MODEL" in result.err) == (2, True)
+
+
+class Terminal(io.StringIO):
+    """A stderr that a person looks at."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_gets_a_bar_with_rows_rate_errors_and_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    for name, value in {"TERM": "xterm", "COLUMNS": "150"}.items():
+        monkeypatch.setenv(name, value)
+    with command._progress() as report:
+        report(Progress(phase="starting", total=1000))
+        time.sleep(0.3)  # rich draws ten times a second
+        report(Progress(phase="deciding", total=1000, done=100))
+        report(Progress(phase="deciding", total=1000, done=500, errors=3))
+        time.sleep(0.3)
+    drawn = terminal.getvalue()
+    assert "starting Ray and loading the model" in drawn
+    assert "500 of 1000 rows, 3 with errors, " in drawn
+    assert "/s, " in drawn
+    assert " left" in drawn
+    assert "50%" in drawn
 
 
 def test_the_pace_counts_what_this_run_did(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import json
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -152,10 +153,8 @@ def _made_up(size: tuple[int, int]) -> Image:
 
 
 def _load(checkpoint: Path) -> Any:
-    from transformers import AutoProcessor
-
     try:
-        processor = AutoProcessor.from_pretrained(checkpoint, local_files_only=True, trust_remote_code=False)
+        processor = _processor(checkpoint)
     except (ImportError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         said = str(error).lower()
         missing = [name for name in NEEDED_BY_SOME if name in said and importlib.util.find_spec(name) is None]
@@ -165,6 +164,22 @@ def _load(checkpoint: Path) -> Any:
     if not hasattr(processor, "image_processor"):
         raise UnsupportedModelError("it brings no image processor (processor_config.json or preprocessor_config.json)")
     return processor
+
+
+def _processor(checkpoint: Path) -> Any:
+    """The processor that Transformers has for the checkpoint.
+
+    SmolVLM's needs torchvision and num2words, for videos alone. Without them Idefics3's takes its place, which makes
+    the same of images; the tests compare the two.
+    """
+    from transformers import AutoProcessor, Idefics3Processor
+
+    options = {"local_files_only": True, "trust_remote_code": False}
+    config = checkpoint / "config.json"
+    named = json.loads(config.read_text(encoding="utf-8")).get("model_type") if config.exists() else None
+    if named == "smolvlm" and any(importlib.util.find_spec(name) is None for name in NEEDED_BY_SOME):
+        return Idefics3Processor.from_pretrained(checkpoint, **options)
+    return AutoProcessor.from_pretrained(checkpoint, **options)
 
 
 def _invalid(index: int, message: str) -> ValidationError:

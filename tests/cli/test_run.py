@@ -15,6 +15,7 @@ from sakuradite.records import Outcome, RequestRecord
 from tests.cli.conftest import QUESTIONS, Cli, Daemon
 from tests.client.test_request import PNG
 from tests.http.serving import MODEL, ScriptedGateway, even, serve
+from tests.photographs import REFUSED, TAKEN
 
 
 def lines(text: str) -> list[Any]:
@@ -84,6 +85,25 @@ def test_images_are_sent(cli: Cli, questions: Path, tmp_path: Path, monkeypatch:
         assert served.gateway.requests[0].images == (PNG, PNG)
         wrong = cli(*asked, "--image", tmp_path / "absent.png")
     assert (wrong.code, "images[0]" in wrong.err) == (2, True)
+
+
+def test_image_files_are_checked_before_they_are_sent(cli: Cli, questions: Path, tmp_path: Path) -> None:
+    good, other = tmp_path / "good.png", tmp_path / "other"
+    good.write_bytes(PNG)
+    with serve(ScriptedGateway()) as served:
+        asked = ["--base-url", served.url, "run", MODEL, "-q", questions, "--state", "x", "--image", good]
+        for name, (data, reason) in REFUSED.items():
+            other.write_bytes(data)
+            wrong = cli(*asked, "--image", other)
+            assert (wrong.code, wrong.out) == (2, ""), name
+            assert "images[1]" in wrong.err, name
+            assert reason in wrong.err, name
+            assert len(wrong.err.splitlines()) == 1, name
+        assert served.gateway.requests == []
+        for name, (data, _, _) in TAKEN.items():
+            other.write_bytes(data)
+            assert cli(*asked, "--image", other).code == 0, name
+            assert served.gateway.requests[-1].images == (PNG, data), name
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from sakuradite.client.request import decision
 from sakuradite.records import Candidate
 from tests.client.conftest import QUESTIONS
 from tests.http.serving import MODEL, Served
+from tests.photographs import REFUSED, TAKEN
 
 NOUL = {"type": "noul", "instructions": "x"}
 DEEP: Any = "x"
@@ -144,6 +147,23 @@ def test_what_is_no_image_is_refused_by_its_index(image: Any, message: str) -> N
     with pytest.raises(ValidationError, match=message) as raised:
         decision(MODEL, "x", {"q": Noul()}, [PNG, image])
     assert raised.value.param == "images[1]"
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_files_are_refused_as_bytes_as_a_path_and_as_a_data_url(name: str, tmp_path: Path) -> None:
+    data, reason = REFUSED[name]
+    (path := tmp_path / "image.png").write_bytes(data)
+    for image in (data, path, f"data:image/png;base64,{base64.b64encode(data).decode()}"):
+        with pytest.raises(ValidationError, match=re.escape(reason)) as raised:
+            decision(MODEL, "x", {"q": Noul()}, [PNG, image])
+        assert raised.value.param == "images[1]"
+
+
+def test_files_of_every_kind_are_taken_as_they_are(tmp_path: Path) -> None:
+    for data, _, _ in TAKEN.values():
+        (path := tmp_path / "image.any").write_bytes(data)
+        sent = f"data:image/png;base64,{base64.b64encode(data).decode()}"
+        assert decision(MODEL, "x", {"q": Noul()}, [data, path, sent]).images == (data,) * 3
 
 
 def test_nine_images_are_too_many() -> None:

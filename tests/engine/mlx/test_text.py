@@ -28,7 +28,7 @@ from sakuradite.errors import (
 )
 from sakuradite.questions import Choice, Noul, question_record
 from sakuradite.records import RequestRecord, RowAnswer
-from tests.engine.mlx.tiny import Reference, float32, row, tokens
+from tests.engine.mlx.tiny import SETTINGS, Reference, float32, row, tokens
 
 mx = pytest.importorskip("mlx.core", reason="needs the extra [mlx]")
 
@@ -148,6 +148,44 @@ def test_other_models_run_one_complete_row_at_a_time(tiny: Tiny, architecture: s
     assert prefix.cache is None
     for one, found in zip(rows, together, strict=True):
         assert np.array_equal(probabilities(found), only(backend, STATE, one))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "dtype", "config", "tolerance"),
+    [
+        ("qwen3", "bfloat16", None, 0.02),  # the head at one position and at all rounds differently
+        ("qwen3", "float16", None, 0.005),
+        ("llama", "bfloat16", None, 0.02),
+        ("gemma3_text", "float32", {"sliding_window": 16}, 1e-5),  # rotating caches
+        ("cohere2", "float32", SETTINGS["cohere2"], 1e-5),
+        ("lfm2", "float32", {"tie_word_embeddings": True}, 1e-5),  # recurrent ones
+        ("falcon_h1", "float32", None, 1e-5),
+        ("mamba2", "float32", None, 1e-5),
+        ("qwen3_next", "float32", None, 1e-5),
+        ("nemotron_h", "float32", None, 1e-5),
+    ],
+)
+def test_complete_rows_answer_as_a_plain_forward_of_mlx(
+    tiny: Tiny,
+    monkeypatch: pytest.MonkeyPatch,
+    architecture: str,
+    dtype: Any,
+    config: dict[str, Any] | None,
+    tolerance: float,
+) -> None:
+    """R11.9: a short row in one forward, a long one in steps through its native caches, far behind any window."""
+    from sakuradite.engine.mlx import text
+
+    folder = tiny(architecture, config=config)
+    backend: Any = load(float32(folder, dtype=dtype), folder)
+    assert backend.facts.layout == "padded"
+    rows = [row(tokens(n, seed=n), vocabulary=VOCABULARY) for n in (40, 7)]
+    for step in (text.PREFILL_STEP, 48):
+        monkeypatch.setattr(text, "PREFILL_STEP", step)
+        (found,) = backend.score([Group(Prefix(STATE), rows)])
+        for one, scores in zip(rows, found, strict=True):
+            whole = backend._model(mx.array([STATE + one.suffix]))[0, -1].astype(mx.float32)
+            assert np.abs(probabilities(scores) - np.array(mx.softmax(whole))).max() < tolerance
 
 
 def test_half_precision_stays_near_float32(tiny: Tiny) -> None:

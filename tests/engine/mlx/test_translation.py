@@ -62,6 +62,8 @@ def test_local_and_global_rotary_settings_of_gemma3_reach_mlx_lm(tmp_path: Path)
 REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "bamba"}, "bamba is refused on MLX: mlx-lm has no implementation"),
     ({"model_type": "arcee"}, "arcee is refused on MLX: it has not been compared with PyTorch; use backend torch"),
+    ({"model_type": "hunyuan_v1_dense"} | rope("dynamic", factor=2.0), "dynamic without alpha"),
+    ({"model_type": "gemma", "hidden_act": "relu"}, "hidden_act relu of this gemma .* computes gelu_pytorch_tanh"),
     (LLAMA | rope("dynamic", factor=2.0), r"\(dynamic\) is refused on MLX"),
     (LLAMA | rope("yarn", truncate=False, **YARN), r"truncate: false"),
     (LLAMA | rope("yarn", attention_factor=2.0, **YARN), r"attention_factor 2\.0"),

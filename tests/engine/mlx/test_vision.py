@@ -118,6 +118,28 @@ def test_the_vision_tower_sees_a_request_once(model_type: str, family: Family, m
     assert len(calls) == 2
 
 
+@pytest.mark.parametrize(("dtype", "length", "calls"), [("float32", 400, 1), ("float32", 600, 2), ("bfloat16", 600, 1)])
+@pytest.mark.parametrize("model_type", VISION)
+def test_long_inputs_fill_the_language_cache_in_float32(
+    model_type: str, dtype: Any, length: int, calls: int, family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R11.9: 512 processed tokens or more, those of the images counted; what came first is not computed again."""
+    folder = family(model_type)
+    backend: Any = load(float32(folder, dtype=dtype), folder)
+    arrays, prefix = images(model_type)
+    one = row(tokens(length - len(prefix)), vocabulary=VOCABULARY)
+    lengths: list[int] = []
+    whole = type(backend._language).__call__
+
+    def counted(self: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        lengths.append(inputs.shape[1])
+        return whole(self, inputs, *args, **kwargs)
+
+    monkeypatch.setattr(type(backend._language), "__call__", counted)
+    backend.score([Group(Prefix(prefix, extras={"images": Images(arrays)}), [one])])
+    assert (len(lengths), sum(lengths)) == (calls, length)
+
+
 def test_half_precision_is_one_forward_near_float32(family: Family) -> None:
     folder = family("smolvlm")
     arrays, prefix = images("smolvlm")

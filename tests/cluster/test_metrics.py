@@ -308,7 +308,9 @@ def test_rays_own_port_shows_the_same(seen: Seen) -> None:
         ("forward_seconds_count", real),
         ("prompt_tokens_total", real),
     ):
-        assert seen.ray.sum(series, **labels) == pytest.approx(seen.after.sum(series, **labels)) > 0, series
+        counted = seen.after.sum(series, **labels)
+        assert seen.ray.sum(series, **labels) == pytest.approx(counted), series
+        assert counted > 0, series
     cancelled = [page.sum("decisions_total", model=BUSY, code="cancelled") for page in (seen.after, seen.ray)]
     assert cancelled == [0, 1]
 

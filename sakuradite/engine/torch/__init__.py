@@ -11,7 +11,7 @@ from sakuradite.config import ModelConfig
 if TYPE_CHECKING:
     from sakuradite.engine.backend import Backend
 
-SPIN_COUNT = "3000"  # of libgomp, some 30 microseconds here. 300 gained nothing; 100,000 took up to 37 s on busy cores
+SPIN_COUNT = "3000"  # turns of libgomp's loop. 300 gained nothing; 100,000 took up to 37 s in place of 3 on busy cores
 
 
 def load(config: ModelConfig, checkpoint: Path) -> Backend:
@@ -23,8 +23,9 @@ def load(config: ModelConfig, checkpoint: Path) -> Backend:
     """
     # Idle OpenMP threads must sleep, not spin. Spinning keeps the thread that all wait for from its core whenever
     # another process wants one: a layer's attention on 2 busy cores took 3,700 ms spinning, 120 ms sleeping. But not at
-    # once: waking one costs about 50 microseconds, and 32 questions on one state make some 20,000 parallel regions, so
-    # they wait for the next one for a moment first (4.0 s in place of 5.0 s). Read once, when torch is first imported.
+    # once: waking one made a small operator take 47 microseconds that takes 3 otherwise, and 32 questions on one state
+    # are some 20,000 operators. A moment's wait for the next one takes them from 5.0 s to 4.0 s. Read once, when torch
+    # is first imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     try:

@@ -1,11 +1,11 @@
 """How far bfloat16 rounding moves a probability: by reuse, by company, and by itself.
 
-    python -m tests.benchmarks.engine.rounding [--requests 6] [--real]
+    python -m tests.benchmarks.engine.rounding [--requests 6]
 
 Per tiny architecture the largest difference of a probability, over requests of states of 4 to 100 tokens with 5
 questions each: reuse against a plain full forward in bfloat16; the same question alone against among 46 others; and,
 to compare with, the plain forward in bfloat16 against the one in float32. Probabilities of tiny random models are flat,
-so the differences are also given as parts of the probability. `--real`: SmolLM2-135M instead, on 200 questions.
+so the differences are also given as parts of the probability.
 """
 
 from __future__ import annotations
@@ -17,25 +17,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from sakuradite.engine.backend import Group, Prefix
-from sakuradite.hub import smollm2
 from tests.checkpoints import ARCHITECTURES, build
 from tests.engine.torch.prompts import difference, group, loaded, plain, probabilities
 from tests.engine.torch.test_company import HEAD, alone_and_in_company
-from tests.engine.torch.test_real import requests
 
 
 def main() -> None:
     """One line per architecture, and the largest of all."""
     cli = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     cli.add_argument("--requests", type=int, default=6)
-    cli.add_argument("--real", action="store_true")
-    args = cli.parse_args()
-    count = args.requests
+    count = cli.parse_args().requests
     torch.set_grad_enabled(False)
-    if args.real:
-        real()
-        return
     most = np.zeros(4)
     print(f"{'architecture':20} {'layout':8} {'reuse':>9} {'relative':>9} {'company':>9} {'bf16-f32':>9}")
     with tempfile.TemporaryDirectory() as folder:
@@ -45,24 +37,6 @@ def main() -> None:
             most = np.maximum(most, found[1])
             print(f"{name:20} {found[0]:8} " + " ".join(f"{value:9.2g}" for value in found[1]), flush=True)
     print(f"{'largest':29} " + " ".join(f"{value:9.2g}" for value in most))
-
-
-def real() -> None:
-    """The same of a real checkpoint: reuse, company, the dtype itself."""
-    with tempfile.TemporaryDirectory() as folder:
-        checkpoint = smollm2.checkpoint(Path(folder))
-        backend = loaded(checkpoint, "bfloat16")
-        groups = requests(checkpoint)
-        together = probabilities(backend, *groups)
-        reuse = own = company = largest = 0.0
-        for asked, answered in zip(groups, together, strict=True):
-            expected = plain(checkpoint, "bfloat16", asked)
-            reuse = max(reuse, difference(answered, expected))
-            own = max(own, difference(expected, plain(checkpoint, "float32", asked)))
-            largest = max(largest, float(expected.max()))
-            alone = probabilities(backend, Group(Prefix(asked.prefix.tokens), [asked.rows[0]]))[0][0]
-            company = max(company, difference(alone, answered[0]))
-    print(f"reuse {reuse:.2g}, company {company:.2g}, bf16-f32 {own:.2g}; largest probability {largest:.2g}")
 
 
 def measure(checkpoint: Path, count: int) -> tuple[str, np.ndarray]:

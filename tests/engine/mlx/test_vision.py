@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -242,3 +244,38 @@ async def test_a_request_with_images_is_answered_as_by_pytorch(model_type: str, 
         assert isinstance(theirs, RowAnswer), theirs
         assert ours.input_tokens == theirs.input_tokens
         assert ours.probabilities == pytest.approx(theirs.probabilities, abs=1e-4)
+
+
+ALONE = """
+import asyncio, sys
+for name in ("torch", "torchvision", "num2words"):
+    sys.modules[name] = None  # as where [mlx] is installed alone
+from pathlib import Path
+from sakuradite.config import ModelConfig
+from sakuradite.engine.engine import Engine
+from sakuradite.images import illustrated
+from sakuradite.questions import Noul, question_record
+from sakuradite.records import RequestRecord
+
+async def main():
+    engine = Engine(ModelConfig(model="m", dtype="float32", device="cpu"), Path(sys.argv[1]))
+    print((await engine.start()).backend)
+    late = question_record(Noul(instructions="Is this urgent?"))
+    for files in ((), (Path(sys.argv[2]).read_bytes(),)):
+        request = RequestRecord("r", illustrated("Charged twice.", len(files)), (late,), files)
+        (answer,) = [o async for some in engine.decide(request) for o in some]
+        print(answer.probabilities[0])
+    await engine.stop(drain=0)
+
+asyncio.run(main())
+"""
+
+
+def test_images_are_read_where_mlx_is_installed_alone(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    (picture := tmp_path / "picture.png").write_bytes(encoded("PNG", (90, 60)))
+    command = [sys.executable, "-c", ALONE, str(tiny("smolvlm")), str(picture)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    backend, blind, seen = done.stdout.split()
+    assert backend == "mlx"
+    assert abs(float(blind) - float(seen)) > 1e-4

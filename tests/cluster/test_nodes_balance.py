@@ -81,7 +81,11 @@ async def test_short_requests_pass_by_a_long_one(tmp_path: Path) -> None:
     model = await opened(tmp_path, 2)
     calls = model._calls
     assert isinstance(calls, ModelCalls)
-    assert len(running_replicas(calls.handle) or []) == 2, "a load is done when all replicas are up"
+    for _ in range(300):  # an embedded client is open when its first replica is up
+        if len(running_replicas(calls.handle) or []) == 2:
+            break
+        await asyncio.sleep(0.1)
+    assert len(running_replicas(calls.handle) or []) == 2
     sent: Counter[str] = Counter()
     start = calls._start
 

@@ -106,7 +106,8 @@ def test_a_model_on_the_second_machine_answers_on_both(stack: ExitStack) -> None
     assert answers[first.address].json()["answers"] == answers[second.address].json()["answers"]
     refused = first.run(lambda: httpx.post(f"http://{second.address}:{port}/v1/decisions", json={}, trust_env=False))
     assert refused.status_code == 401
-    assert daemon.stop() == (0, "")
+    code, _ = daemon.stop()  # Ray warns on stderr where other tests' Rays run on this machine
+    assert code == 0
 
 
 def eventually_loaded(daemon: Daemon, **config: Any) -> dict[str, Any]:

@@ -99,7 +99,7 @@ class _Daemon:
             await self._take_down()
 
     def _signalled(self) -> None:
-        if self._leaving:  # Ray interrupts this process when it misses one of its own
+        if self._leaving:  # all is being killed already
             return
         if self._stop.is_set():  # the second: what is ours dies with us, and the watcher clears up
             if not self._owned and self._deployed:

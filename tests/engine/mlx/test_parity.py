@@ -17,6 +17,7 @@ from tests.engine.mlx.tiny import DEEPSEEK_YARN, SETTINGS, Reference, float32, r
 pytest.importorskip("mlx.core", reason="needs the extra [mlx]")
 
 TOLERANCE = 1e-4
+NEARER = {"gemma": 2e-6, "gpt_neox": 2e-6}  # the two forms of GELU are near each other
 HEAD = tokens(20, seed=1)
 STATE = tokens(140, seed=2)
 
@@ -41,21 +42,22 @@ def test_a_family_answers_as_pytorch_does(
 ) -> None:
     from sakuradite.engine.mlx import text, vision
 
+    tolerance = NEARER.get(model_type, TOLERANCE)
     folder = family(model_type)
     backend = load(float32(folder), folder)
     reference = Reference(folder)
     size = reference.vocabulary
     assert backend.facts.vocabulary_size == size
     short = [row(tokens(n, seed=n), vocabulary=size) for n in (1, 12, 70)]
-    assert max(differences(backend, reference, (), short)) < TOLERANCE
+    assert max(differences(backend, reference, (), short)) < tolerance
     backend.set_head(HEAD)
     behind = [row(tokens(n, seed=n), 0, -1, vocabulary=size) for n in (3, 40)]
-    assert max(differences(backend, reference, HEAD + STATE, behind)) < TOLERANCE
+    assert max(differences(backend, reference, HEAD + STATE, behind)) < tolerance
     for module in (text, vision):  # the same through the native cache, in steps
         monkeypatch.setattr(module, "PREFILL_STEP", 48)
     monkeypatch.setattr(vision, "PREFILL_TOKENS", 48)
-    assert max(differences(backend, reference, HEAD + STATE, behind)) < TOLERANCE
-    assert max(differences(backend, reference, (), short)) < TOLERANCE
+    assert max(differences(backend, reference, HEAD + STATE, behind)) < tolerance
+    assert max(differences(backend, reference, (), short)) < tolerance
     backend.close()
 
 

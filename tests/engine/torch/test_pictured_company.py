@@ -105,9 +105,9 @@ def moved(folder: Path, dtype: str) -> float:
     """The most that company moves a probability, over its position in the batch."""
     backend = loaded(folder, dtype)
     alone = answers(backend, groups(folder, 1, SIZES, URGENT, TEAM))
-    others = company(folder)
     furthest = 0.0
-    for position in (0, 3, len(others)):
+    for position in (0, 3, 6):
+        others = company(folder)  # anew: what the tower has seen it does not see again
         ours = groups(folder, 1, SIZES, URGENT, TEAM)
         found = answers(backend, [*others[:position], *ours, *others[position:]])[position : position + 2]
         furthest = max(furthest, *(float(np.abs(a - b).max()) for a, b in zip(alone, found, strict=True)))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import orjson
-from pydantic_core import to_json
 
+from sakuradite.batch.source import is_text
 from sakuradite.errors import ConfigurationError
 from sakuradite.questions import Choice, Noul, Score
 
@@ -82,7 +83,8 @@ class Kinds:
         """One more row."""
         if isinstance(row, dict):
             for key, value in row.items():
-                self.found[key] = _wider(self.found.get(key), value)
+                if is_text(key):  # else the row is refused, and no file can have such a column
+                    self.found[key] = _wider(self.found.get(key), value)
 
     def columns(self) -> dict[str, Kind]:
         """Each column with the narrowest type that holds all its values; JSON text where there is none."""
@@ -108,7 +110,9 @@ def cell(value: Any, kind: Kind) -> Any:
     """A value in a column of a kind: text as it is, other values in a column of text as JSON."""
     if value is None or kind != "text":
         return float(value) if kind == "float" and value is not None else value
-    return value if isinstance(value, str) else to_json(value).decode()
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))  # takes whatever json.loads gives, however deep
 
 
 def parse(line: bytes) -> Any:

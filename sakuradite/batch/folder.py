@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from sakuradite.errors import ConfigurationError, InsufficientStorageError, Inva
 
 MANIFEST = "manifest.json"
 LOCK = "lock"
+OURS = re.compile(r"(manifest\.json|lock|part(-\d+){5})(\.tmp)?")
 COMPLETE = "complete"
 """The field of a manifest whose output is written: what the job came to. Only the folder is left to remove."""
 
@@ -37,13 +39,18 @@ class Folder:
         """Take the folder for this process; the manifest of an earlier run, None where there is nothing to go on with.
 
         `restart` throws an earlier run away, and lets an output that exists be replaced in the end. Raises
-        InvalidLifecycleError while another process works here, ConfigurationError where the output exists already.
+        InvalidLifecycleError while another process works here, ConfigurationError where the output exists already or
+        the folder holds what is not ours: everything in it is removed in the end.
         """
         begun = (self.path / MANIFEST).exists()
         if self.target.exists() and not begun and not restart:
             raise ConfigurationError(f"{self.target} exists; add --restart to replace it, or name another output")
         try:
             self.path.mkdir(exist_ok=True)
+            if strange := [name for name in os.listdir(self.path) if not OURS.fullmatch(name)]:
+                raise ConfigurationError(
+                    f"{self.path}: {strange[0]} is of no bulk job; move it, or name another output"
+                )
             self._lock.acquire()
         except Timeout:
             raise InvalidLifecycleError(f"another process is working on {self.target}") from None

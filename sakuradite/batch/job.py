@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sakuradite.batch.folder import COMPLETE, Folder
-from sakuradite.batch.manifest import check_kept, check_same, layout, made_from
+from sakuradite.batch.manifest import check_columns, check_kept, check_same, layout, made_from
 from sakuradite.batch.output import Output
 from sakuradite.batch.pipeline import Pool, Result, Work
 from sakuradite.batch.pipeline import run as run_pipeline
@@ -135,7 +135,7 @@ class Job:
             self._tell("writing")
             keep = None if self.keep is None else list(self.keep)
             output = Output(self.source, self.target, self.checked, keep, manifest["columns"])
-            output.write(folder.lines(), manifest["rows"])
+            output.write(folder.lines(), manifest["rows"], manifest["input"])
             made, seconds = self.progress, round(time.monotonic() - clock, 3)
             found = Summary(str(self.target), made.done, made.errors, made.resumed, made.input_tokens, seconds)
             folder.finish({**manifest, COMPLETE: asdict(found)})
@@ -149,6 +149,8 @@ class Job:
         file_format(self.target)
         if not self.target.parent.is_dir():
             raise ConfigurationError(f"{self.target.parent}: no such folder")
+        if self.target.is_dir():
+            raise ConfigurationError(f"{self.target}: is a folder")
         if self.target.exists() and self.target.samefile(self.source.path):
             raise ConfigurationError(f"{self.target}: is the input")
         self.checked, _ = check_questions(self.questions)
@@ -157,11 +159,12 @@ class Job:
         self, folder: Folder, begun: Mapping[str, Any] | None, column: str | None, whole_row: bool
     ) -> Mapping[str, Any]:
         """What the job is made from; of an earlier run, once it is the same."""
+        keep = None if self.keep is None else list(self.keep)
         now = made_from(self.source, _plain_questions(self.checked), self.config, column, whole_row)
         if begun is not None and (COMPLETE not in begun or self.target.exists()):
             check_same(begun, now, folder.path)
+            check_columns(begun["columns"], self.checked, keep)  # what is kept may have changed
             return begun
-        keep = None if self.keep is None else list(self.keep)
         manifest = {**now, **layout(self.source, self.target, self.checked, keep)}
         folder.begin(manifest)
         return manifest

@@ -53,10 +53,17 @@ def layout(
         columns = dict(kinds.columns())
     else:
         rows, columns = source.count(), dict.fromkeys(header, "text")
+    check_columns(columns, questions, keep)
+    return {"rows": rows, "part_rows": rows_per_part(rows), "columns": columns}
+
+
+def check_columns(
+    columns: Mapping[str, Any] | None, questions: Mapping[str, Noul | Choice | Score], keep: list[str] | None
+) -> None:
+    """Refuse a kept column of a flat output that has the name of an answer's."""
     if columns is not None:
         names = columns if keep is None else [name for name in keep if name in columns]
         check_free(names, answer_columns(questions))
-    return {"rows": rows, "part_rows": rows_per_part(rows), "columns": columns}
 
 
 def check_same(manifest: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:

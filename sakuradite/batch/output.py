@@ -5,6 +5,7 @@ Written beside the output and renamed, so that there is a whole one or none.
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import os
@@ -24,6 +25,17 @@ from sakuradite.http.reading import read_json
 from sakuradite.questions import Choice, Noul, Score
 
 CHUNK = 4096  # rows of parquet written at a time
+AS_IT_WAS = "sakuradite.as_it_was"
+
+
+def _as_it_was(error: UnicodeError) -> tuple[bytes, int]:
+    """For the encoder: bytes that were no UTF-8 when they were read are written as they were, half an escape as `?`."""
+    assert isinstance(error, UnicodeEncodeError)
+    codes = map(ord, error.object[error.start : error.end])
+    return bytes(code - 0xDC00 if 0xDC80 <= code <= 0xDCFF else ord("?") for code in codes), error.end
+
+
+codecs.register_error(AS_IT_WAS, _as_it_was)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +56,18 @@ class Output:
         names = list(self.kinds or ())
         return names if self.keep is None else [name for name in self.keep if name in names]
 
-    def write(self, fields: Iterable[bytes], rows: int) -> None:
-        """Write it all. Raises InvalidLifecycleError where the input is not any more what was counted."""
+    def write(self, fields: Iterable[bytes], rows: int, content: Mapping[str, Any] | None = None) -> None:
+        """Write it all. Raises InvalidLifecycleError where the input is not any more what was counted, or where its
+        fingerprint is not `content`.
+        """
         temporary = self.target.with_name(f"{self.target.name}.tmp")
         try:
             with temporary.open("wb") as file:
                 self._writer()(file, _checked(zip(self.source.rows(), fields, strict=True), rows, self.source.path))
                 file.flush()
                 os.fsync(file.fileno())
+            if content is not None and self.source.fingerprint() != content:
+                raise _changed(self.source.path)
             temporary.replace(self.target)
         except OSError as error:
             temporary.unlink(missing_ok=True)
@@ -82,7 +98,7 @@ class Output:
         return to_json({name: value[name] for name in self.keep if name in value} if isinstance(value, dict) else {})
 
     def _csv(self, file: Any, rows: Iterator[tuple[Row, bytes]]) -> None:
-        text = io.TextIOWrapper(file, encoding="utf-8", errors="surrogateescape", newline="", write_through=True)
+        text = io.TextIOWrapper(file, encoding="utf-8", errors=AS_IT_WAS, newline="", write_through=True)
         writer = csv.writer(text, lineterminator="\n")
         kept, columns = self.kept(), answer_columns(self.questions)
         writer.writerow([LINE, *kept, *columns])
@@ -139,7 +155,7 @@ class Output:
 
         kinds, values = self.kinds or {}, [_values(row) for row in rows]
         return [
-            pa.array([cell(_clean(value.get(name)), kinds[name]) for value in values], types[kinds[name]])
+            pa.array([_clean(cell(value.get(name), kinds[name])) for value in values], types[kinds[name]])
             for name in self.kept()
         ]
 
@@ -152,9 +168,15 @@ def _checked(pairs: Iterator[tuple[Row, bytes]], rows: int, path: Path) -> Itera
             seen += 1
             yield pair
     except ValueError:
-        raise InvalidLifecycleError(f"{path} changed while it was worked on; run the command again") from None
+        raise _changed(path) from None
     if seen != rows:
         raise InternalError(f"{rows} rows were counted and {seen} answered")
+
+
+def _changed(path: Path) -> InvalidLifecycleError:
+    return InvalidLifecycleError(
+        f"{path} changed while it was worked on: put back what it was and run the command again, or add --restart"
+    )
 
 
 def _values(row: Row) -> dict[str, Any]:

@@ -84,6 +84,8 @@ class Source:
             raise unreadable(self.path, error) from None
         if not names:
             raise ConfigurationError(f"{self.path}: has no header")
+        if not all(map(is_text, names)):
+            raise ConfigurationError(f"{self.path}: the header is no UTF-8; save the file as CSV in UTF-8")
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ConfigurationError(f"{self.path}: two columns are called {twice!r}")
         return names
@@ -180,7 +182,15 @@ def encoded(values: dict[str, str]) -> bytes:
 
 def decoded(row: Row) -> Any:
     """The value of a row. Raises ValueError where it is no JSON."""
-    return json.loads(row.data.decode("utf-8", "surrogateescape"))
+    try:
+        return json.loads(row.data.decode("utf-8", "surrogateescape"))
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
+def is_text(name: str) -> bool:
+    """Whether there is no lone surrogate in it: of bytes that were no UTF-8, or of half an escape."""
+    return name.isascii() or name == name.encode("utf-8", "replace").decode()
 
 
 def _plain(value: object) -> str:

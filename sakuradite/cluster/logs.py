@@ -6,8 +6,10 @@ of a request or a key. Fields travel as `extra={"fields": {...}}`, a request's i
 
 from __future__ import annotations
 
+import io
 import logging
 import os
+import re
 import sys
 import time
 from logging.handlers import RotatingFileHandler
@@ -23,6 +25,8 @@ OLD_FILES = 2
 """A process keeps its newest lines and this many full files of older ones."""
 MAX_FILES = 60
 """Of all processes together, those that ended included; the oldest go first."""
+OURS = re.compile(r"(router|catalog|model)-[a-z0-9]+\.log(\.\d+)?")
+"""A process and Serve's id of its replica. The folder may be one that holds other programs' logs too."""
 
 QUIET_ROUTES = ("/healthz", "/readyz", "/metrics")
 """Asked every few seconds by probes: their lines are for `debug`."""
@@ -95,7 +99,12 @@ def start(settings: LogSettings, process: str, replica: str) -> logging.Handler:
 
 
 class _Rotating(RotatingFileHandler):
-    """Looks at the size after a line, not before: the standard one formats every line twice for that."""
+    """Looks at the size after a line, not before: the standard one formats every line twice for that. Every file is
+    its owner's alone.
+    """
+
+    def _open(self) -> io.TextIOWrapper:
+        return open(self.baseFilename, "a", encoding=self.encoding, errors=self.errors, opener=_private)
 
     def shouldRollover(self, record: logging.LogRecord) -> bool:
         return self.stream is not None and self.stream.tell() >= self.maxBytes
@@ -107,18 +116,22 @@ def _handler(directory: Path | None, name: str) -> logging.Handler:
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         _forget_old(directory)
-        path = directory / f"{name}.log"
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
-        return _Rotating(path, maxBytes=FILE_BYTES, backupCount=OLD_FILES, encoding="utf-8")
+        return _Rotating(directory / f"{name}.log", maxBytes=FILE_BYTES, backupCount=OLD_FILES, encoding="utf-8")
     except OSError as error:
         print(f"no log in {directory}: {error.strerror}; it goes to stderr", file=sys.stderr)
         return logging.StreamHandler()
 
 
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
 def _forget_old(directory: Path) -> None:
-    """Delete the oldest logs beyond `MAX_FILES`."""
+    """Delete the oldest of our logs beyond `MAX_FILES`."""
     times: list[tuple[float, Path]] = []
-    for path in directory.glob("*.log*"):
+    for path in directory.iterdir():
+        if not OURS.fullmatch(path.name):
+            continue
         try:
             times.append((path.stat().st_mtime, path))
         except FileNotFoundError:  # another process tidies up as well

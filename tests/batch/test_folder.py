@@ -109,6 +109,16 @@ def test_a_folder_that_is_none_of_ours_is_left_alone(tmp_path: Path) -> None:
     assert (path / "manifest.json").exists()
 
 
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_folder_with_other_things_in_it_is_left_alone(restart: bool, tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl.batch"
+    path.mkdir()
+    (path / "part-one.txt").write_text("precious")
+    with pytest.raises(ConfigurationError, match=r"part-one\.txt is of no bulk job"):
+        Folder(tmp_path / "out.jsonl").open(restart)
+    assert os.listdir(path) == ["part-one.txt"]
+
+
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "out.jsonl.batch").write_text("a file")
     with pytest.raises(InsufficientStorageError, match="File exists"):

@@ -298,19 +298,62 @@ def test_a_model_that_cannot_be_loaded_ends_the_job_and_not_its_work(tmp_path: P
     assert not (tmp_path / "out.jsonl").exists()
 
 
+@pytest.mark.parametrize("after", [states(41), states(40)[::-1]])
 def test_an_input_that_changes_meanwhile_is_not_paired_wrongly(
-    tmp_path: Path, inline: Inline, monkeypatch: pytest.MonkeyPatch
+    after: list[Any], tmp_path: Path, inline: Inline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = write_lines(tmp_path / "in.jsonl", *states(40))
 
     def changing(work: Work, pool: Pool) -> Iterator[Result]:
         yield from inline(work, pool)
-        write_lines(source, *states(41))
+        write_lines(source, *after)
 
     monkeypatch.setattr(job, "run_pipeline", changing)
     with pytest.raises(InvalidLifecycleError, match="changed while it was worked on"):
         run_fake(source, tmp_path / "out.jsonl")
     assert not (tmp_path / "out.jsonl").exists()
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
+def test_hostile_rows_are_errors_and_not_the_end_of_the_job(suffix: str, tmp_path: Path) -> None:
+    rows = [
+        b"[" * 200_000,
+        b'{"state": "half an escape", "x": "\\ud800"}',
+        b'{"state": "half an escape", "x": {"y": "\\ud800"}}',
+        b'{"state": "half an escape", "k\\ud800": 1}',
+        b'{"state": "no UTF-8", "k\xff": "\xff"}',
+        b'{"state": "a number of many digits", "x": ' + b"1" * 5000 + b"}",
+    ]
+    deep = b'{"state": "deep", "x": ' + b"[" * 150 + b"]" * 150 + b"}"
+    source = write_lines(tmp_path / "in.jsonl", *rows, deep, {"state": "good", "x": "y"})
+    summary = run_fake(source, tmp_path / f"out.{suffix}")
+    assert (summary.rows, summary.errors) == (len(rows) + 2, len(rows))
+    if suffix == "csv":
+        with (tmp_path / "out.csv").open(encoding="utf-8", errors="strict", newline="") as file:
+            read = list(csv.DictReader(file))
+        assert [row["x"] for row in read] == ["", "?", '{"y":"?"}', "", "", "", "[" * 150 + "]" * 150, "y"]
+
+
+@pytest.mark.parametrize("depth", [300, 1200])
+def test_what_is_nested_too_deep_for_a_request_is_an_error_and_kept(depth: int, tmp_path: Path) -> None:
+    nested = b"[" * depth + b"]" * depth
+    source = write_lines(tmp_path / "in.jsonl", b'{"state": "a", "x": ' + nested + b"}", {"state": "b", "x": 1})
+    assert run_fake(source, tmp_path / "out.csv").rows == 2
+    with (tmp_path / "out.csv").open(newline="") as file:
+        assert [row["x"] for row in csv.DictReader(file)] == [nested.decode(), "1"]
+
+
+def test_a_column_that_is_kept_only_after_an_interruption_is_looked_at_too(
+    tmp_path: Path, inline: Inline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "in.csv").write_text("state,model\na,b\n")
+    with monkeypatch.context() as killed:
+        killed.setattr("sakuradite.batch.output.Output.write", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            run_fake(tmp_path / "in.csv", tmp_path / "out.csv", keep=["state"])
+    with pytest.raises(ConfigurationError, match="a column 'model'"):
+        run_fake(tmp_path / "in.csv", tmp_path / "out.csv")
+    assert run_fake(tmp_path / "in.csv", tmp_path / "out.csv", keep=["state"]).resumed == 1
 
 
 @pytest.mark.parametrize(
@@ -334,6 +377,12 @@ def test_what_is_refused_before_anything_is_done(
     with pytest.raises(ConfigurationError, match=said):
         run_fake(tmp_path / "in.csv", tmp_path / target, **more)
     assert not (tmp_path / f"{target}.batch").exists() or not list((tmp_path / f"{target}.batch").glob("manifest*"))
+
+
+def test_a_folder_is_no_output(tmp_path: Path) -> None:
+    (tmp_path / "out.csv").mkdir()
+    with pytest.raises(ConfigurationError, match=r"out\.csv: is a folder"):
+        run_fake(write_lines(tmp_path / "in.jsonl", *states(1)), tmp_path / "out.csv", restart=True)
 
 
 def test_a_missing_input_is_told_though_the_output_exists(tmp_path: Path) -> None:

@@ -119,6 +119,8 @@ def test_parquet_rows_are_json_whatever_their_types(tmp_path: Path) -> None:
         ("in.parquet", b"no parquet", "no parquet file"),
         ("in.csv", b"", "has no header"),
         ("in.csv", b"a,b,a\n", "two columns are called 'a'"),
+        ("in.csv", "Größe\n1\n".encode("latin-1"), "the header is no UTF-8"),
+        ("in.csv", "a,b\n1,2\n".encode("utf-16"), "the header is no UTF-8"),
         ("in.csv", None, "No such file"),
         ("in.jsonl", None, "No such file"),
         ("in.parquet", None, "No such file"),

@@ -84,6 +84,7 @@ def test_a_full_file_is_followed_by_another(
     assert files == ["router-abc.log", "router-abc.log.1", "router-abc.log.2"]
     sizes = [(tmp_path / name).stat().st_size for name in files[1:]]
     assert all(200 <= size < 300 for size in sizes)
+    assert {(tmp_path / name).stat().st_mode & 0o777 for name in files} == {0o600}
     assert "line 19" in "".join((tmp_path / name).read_text() for name in files)
 
 
@@ -92,10 +93,12 @@ def test_old_files_go(logger: logging.Logger, tmp_path: Path) -> None:
         path = tmp_path / f"model-{i}.log"
         path.touch()
         os.utime(path, (i, i))
-    (tmp_path / "notes.txt").touch()
+    for name in (others := {"notes.txt", "nginx.log", "training-model-1.log", "model-1.logs", "model-a-b.log"}):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (0, 0))
     logs.start(LogSettings(directory=tmp_path), "router", "abc")
     left = {path.name for path in tmp_path.iterdir()}
-    assert left == {"notes.txt", "router-abc.log"} | {f"model-{i}.log" for i in range(5, logs.MAX_FILES + 5)}
+    assert left == others | {"router-abc.log"} | {f"model-{i}.log" for i in range(5, logs.MAX_FILES + 5)}
 
 
 def test_what_is_told_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

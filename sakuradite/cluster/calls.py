@@ -150,7 +150,7 @@ class ModelCalls:
         self._timeout, self._cold_start, self._model = timeout, cold_start, model
         self._loop = asyncio.get_running_loop()
         self._waiting: list[_Ticket] = []
-        self._calls: set[asyncio.Task[None]] = set()
+        self._calls: dict[asyncio.Task[None], list[_Ticket]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._cancelled: list[str] = []
         self._suspects: list[_Ticket] = []
@@ -198,7 +198,7 @@ class ModelCalls:
             if self._open == 0 and self._idle is not None and not self._idle.done():
                 self._idle.set_result(None)
             if not ticket.done:
-                self._cancel(ticket)
+                self._cancel(ticket, ReplicaUnavailableError("cancelled by the caller"))
 
     @property
     def handle(self) -> Any:
@@ -255,7 +255,8 @@ class ModelCalls:
 
     async def _wake(self, ticket: _Ticket, deadline: float, allowed: float) -> None:
         ticket.wake = self._loop.create_future()
-        timer = self._loop.call_at(deadline, ticket.fail, RequestTimeoutError(f"no answer within {allowed:g} s"))
+        late = RequestTimeoutError(f"no answer within {allowed:g} s")
+        timer = self._loop.call_at(deadline, self._cancel, ticket, late)
         try:
             await ticket.wake
         finally:
@@ -288,12 +289,12 @@ class ModelCalls:
 
     def _start(self, batch: list[_Ticket], size: int) -> asyncio.Task[None]:
         call = self._loop.create_task(self._call(batch, size))
-        self._calls.add(call)
+        self._calls[call] = batch
         call.add_done_callback(self._ended)
         return call
 
     def _ended(self, call: asyncio.Task[None]) -> None:
-        self._calls.discard(call)
+        self._calls.pop(call, None)
         if self._waiting:
             self._flush()
 
@@ -378,21 +379,30 @@ class ModelCalls:
             if not ticket.done:
                 ticket.fail(error)
 
-    def _cancel(self, ticket: _Ticket) -> None:
-        cancelled = ReplicaUnavailableError("cancelled by the caller")
+    def _cancel(self, ticket: _Ticket, why: APIError) -> None:
+        """Nobody waits for it any more."""
+        ticket.fail(why)
         for line in (self._waiting, self._suspects):
             if ticket in line:
-                ticket.failure = cancelled
                 line.remove(ticket)
                 return
-        ticket.fail(cancelled)
         if not self._cancelled:
             self._loop.call_soon(self._send_cancelled)
         self._cancelled.append(ticket.key)
 
     def _send_cancelled(self) -> None:
-        """To every replica: which one has the request is Serve's secret. Nobody waits for the answer."""
+        """To every replica: which one has the request is Serve's secret. Nobody waits for the answer.
+
+        Where there is none Serve holds the calls, and would make them all once there is one: it gets another to start a
+        replica for, and those that are nobody's are taken back.
+        """
         keys, self._cancelled = self._cancelled, []
+        if not running_replicas(self._handle):
+            self._start_a_replica()
+            for call, batch in list(self._calls.items()):
+                if all(ticket.done for ticket in batch):
+                    call.cancel()
+            return
         self._handle.options(_by_reference=False).broadcast("cancel", keys)._ensure_scheduled()
 
 

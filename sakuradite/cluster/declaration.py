@@ -12,8 +12,9 @@ import importlib
 import inspect
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Union, get_args, get_origin
 
 import yaml
@@ -24,6 +25,9 @@ from sakuradite.cluster import application
 from sakuradite.cluster.calls import MODEL_DEPLOYMENT
 from sakuradite.config import ENVIRONMENT
 
+MAX_VALUES = 100_000
+"""Of a file, each alias counted as what it stands for: aliases of aliases would keep the reader busy for years."""
+MAX_LEVELS = 100
 SECRETS = {ENVIRONMENT["api_key"], ENVIRONMENT["admin_key"]}
 BUILDERS: dict[Any, set[str]] = {
     application.server: {application.ROUTER_DEPLOYMENT, application.CATALOG_DEPLOYMENT},
@@ -41,18 +45,23 @@ class ServeConfig:
 
 
 def serve_configs(text: str) -> list[ServeConfig]:
-    """The Serve configs of a file. Raises ValueError for what is no YAML, has a key twice, or has none in it."""
+    """The Serve configs of a file. Raises ValueError for what is no YAML, has a key twice, is endless, or has none."""
     try:
         documents = [document for document in yaml.load_all(text, _Loader) if document is not None]
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from None
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+    _refuse_endless(documents)
     found = []
     for number, document in enumerate(documents):
         if not isinstance(document, dict):
             raise ValueError(f"document {number + 1} is no mapping")
         if document.get("kind") == "RayService":
-            place = f"{document.get('metadata', {}).get('name', 'RayService')}.spec.serveConfigV2"
-            embedded = document.get("spec", {}).get("serveConfigV2")
+            metadata, spec = (document.get(name) for name in ("metadata", "spec"))
+            name = metadata.get("name") if isinstance(metadata, dict) else None
+            place = f"{name or 'RayService'}.spec.serveConfigV2"
+            embedded = spec.get("serveConfigV2") if isinstance(spec, dict) else None
             if not isinstance(embedded, str):
                 raise ValueError(f"{place}: a text is expected (serveConfigV2: |)")
             found += [ServeConfig(place, config.content) for config in serve_configs(embedded)]
@@ -61,6 +70,20 @@ def serve_configs(text: str) -> list[ServeConfig]:
     if not found:
         raise ValueError("no Serve config and no RayService in it")
     return found
+
+
+def _refuse_endless(documents: list[Any]) -> None:
+    """Raise ValueError where there are more values than a config can need, aliases spelt out, or more levels."""
+    left, level = MAX_VALUES, list[Any]([documents])
+    for _ in range(MAX_LEVELS):
+        below = (value.values() if isinstance(value, dict) else value for value in level)
+        level = [value for value in chain.from_iterable(below) if isinstance(value, dict | list)]
+        left -= sum(map(len, level))
+        if left < 0:
+            raise ValueError(f"more than {MAX_VALUES:,} values, each alias counted as what it stands for")
+        if not level:
+            return
+    raise ValueError(f"nested deeper than {MAX_LEVELS} levels, or an alias within what it stands for")
 
 
 def problems(text: str) -> list[str]:
@@ -81,13 +104,13 @@ def _problems(config: ServeConfig) -> Iterator[str]:
     unknown = list(_unknown(content, ServeDeploySchema, ""))
     yield from unknown
     try:
-        ServeDeploySchema.model_validate(content)
+        schema = ServeDeploySchema.model_validate(content)
     except PydanticValidationError as error:
         yield from _invalid(error, "")
         return  # what follows reads the config as a valid one
     yield from _secrets(content, "")
     models: dict[str, str] = {}
-    timeout = (content.get("http_options") or {}).get("request_timeout_s")
+    timeout = schema.http_options.request_timeout_s
     for number, declared in enumerate(content["applications"]):
         place = f"applications[{number}]"
         made = yield from _application(declared, place)
@@ -109,7 +132,7 @@ def _application(declared: dict[str, Any], place: str) -> Any:
     path = declared["import_path"]
     try:
         builder = _import(path)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:  # a module may fail in any way
         yield f"{place}.import_path: {path} cannot be imported here: {error}"
         return None
     if isinstance(builder, types.FunctionType) and (known := BUILDERS.get(builder)) is not None:
@@ -230,6 +253,10 @@ class _Loader(yaml.SafeLoader):
             if key_node.tag == "tag:yaml.org,2002:merge":
                 continue
             key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, Hashable):
+                raise yaml.constructor.ConstructorError(
+                    None, None, "a list or a mapping is no key", key_node.start_mark
+                )
             if key in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"{key!r} stands twice", key_node.start_mark)
             seen.add(key)

@@ -92,14 +92,22 @@ def test_with_reject_nobody_needs_to_ask_again_for_a_replica_to_start(daemon: Da
 
 
 @pytest.mark.slow
-def test_a_request_waits_for_a_cold_start_within_its_timeout(daemon: Daemon) -> None:
+def test_a_request_waits_for_a_cold_start_within_its_timeout(daemon: Daemon, busy: ThreadPoolExecutor) -> None:
+    """And is not computed afterwards, when nobody waits for it any more; the replica comes up for the next ones."""
     model = "fake?load=8"
-    scale = {"min": 0, "max": 1, "up_after": 1, "down_after": 1}
+    scale = {"min": 0, "max": 1, "up_after": 1, "down_after": 6}
     assert daemon.load(model=model, replicas=scale, timeout=1)["status"] == "succeeded"
     assert eventually(lambda: replicas(daemon, model) == (0, 0))
     begun = time.monotonic()
-    assert daemon.decide(model).status_code == 504
+    codes = busy.map(lambda _: daemon.decide(model).status_code, range(10))
+    assert set(codes) == {504}
     assert time.monotonic() - begun < 6
+    assert eventually(lambda: replicas(daemon, model) == (1, 1))
+    lines = daemon.client.get("/metrics").text.splitlines()
+    ended = [line for line in lines if line.startswith("ray_sakuradite_decisions_total") and f'"{model}"' in line]
+    assert ended
+    assert sum(float(line.rpartition(" ")[2]) for line in ended) == 0
+    assert daemon.decide(model).status_code == 200
     daemon.unload(model)
 
 

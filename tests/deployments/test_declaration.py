@@ -121,6 +121,10 @@ CASES: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
         setting("applications.0.import_path", "sakuradite.cluster.aplication:server"),
         "applications[0].import_path: sakuradite.cluster.aplication:server cannot be imported here",
     ),
+    "no module at all": (
+        setting("applications.0.import_path", ".a:b"),
+        "applications[0].import_path: .a:b cannot be imported here",
+    ),
     "no such builder": (
         setting("applications.0.import_path", "sakuradite.cluster.application:sever"),
         "applications[0].import_path: sakuradite.cluster.application:sever cannot be imported here",
@@ -163,6 +167,12 @@ def test_what_is_wrong_is_named_with_its_place(name: str) -> None:
     assert "secret-1" not in " ".join(found)
 
 
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n"
+    for before, name in zip("abcdefghi", "bcdefghij", strict=True)
+)
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
@@ -175,11 +185,25 @@ def test_what_is_wrong_is_named_with_its_place(name: str) -> None:
         ("kind: RayService\nspec: {}", "RayService.spec.serveConfigV2: a text is expected"),
         ("kind: RayService\nmetadata: {name: x}\nspec: {serveConfigV2: 'applications: 3'}",
          "x.spec.serveConfigV2: applications: Input should be a valid list"),
+        ("kind: RayService\nmetadata:\nspec:", "RayService.spec.serveConfigV2: a text is expected"),
+        ("kind: RayService\nmetadata: x\nspec: y", "RayService.spec.serveConfigV2: a text is expected"),
+        ("5", "document 1 is no mapping"),
+        ("? [a, b]\n: c", "a list or a mapping is no key"),
+        ("a: !!python/object/apply:os.abort []", "could not determine a constructor"),
+        ("[" * 5000, "nested too deep"),
+        ("applications: &a\n- *a", "nested deeper than 100 levels, or an alias within what it stands for"),
+        ("a: " + "{a: " * 150 + "}" * 150, "nested deeper than 100 levels"),
+        (BOMB, "more than 100,000 values, each alias counted as what it stands for"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_is_one_problem(text: str, problem: str) -> None:
     (found,) = problems(text)
     assert problem in found
+
+
+def test_a_number_written_as_a_text_is_compared_as_a_number() -> None:
+    config = {**DRY_RUN, "http_options": {**DRY_RUN.get("http_options", {}), "request_timeout_s": "0.5"}}
+    assert "http_options.request_timeout_s: 0.5 s is below the deadline of fake" in problems(yaml.safe_dump(config))[0]
 
 
 def test_merges_are_read() -> None:

@@ -1,11 +1,12 @@
 """Settings in their documented order: arguments, environment, config.toml, defaults."""
 
+import re
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
-from sakuradite.config import ModelConfig, client_settings, server_settings
+from sakuradite.config import ModelConfig, ServerConfig, client_settings, server_settings
 from sakuradite.errors import ConfigurationError
 
 
@@ -70,3 +71,29 @@ def test_the_documented_defaults_of_a_model() -> None:
 def test_a_misspelt_or_impossible_model_setting_is_refused(bad: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         ModelConfig.model_validate({"model": "m"} | bad)
+
+
+@pytest.mark.parametrize("settings", [ModelConfig, ServerConfig])
+def test_every_field_is_in_the_documentation_with_its_default(settings: type[BaseModel]) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "configuration.md").read_text(encoding="utf-8")
+    (section,) = (part for part in page.split("\n## ") if f"`{settings.__name__}`" in part.splitlines()[0])
+    told = re.findall(r"^\| `(\w+)` \|(.*?) ?\|", section, re.MULTILINE)
+
+    def written(default: object) -> str:
+        match default:
+            case None:
+                return "none"
+            case bool():
+                return f"`{str(default).lower()}`"
+            case int() | float():
+                return str(int(default))
+            case str():
+                return f'`"{default}"`'
+            case _:
+                return f"`{default}`"
+
+    fields = settings.model_fields
+    assert [(name, default.strip()) for name, default in told] == [
+        (name, "" if field.is_required() else written(field.get_default(call_default_factory=True)))
+        for name, field in fields.items()
+    ]

@@ -34,3 +34,16 @@ def test_the_python_example_compiles() -> None:
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
     assert [t for t in targets if "://" not in t and not (page.parent / t).exists()] == []
+
+
+def anchor(heading: str) -> str:
+    """The name that a heading gets on a rendered page: GitHub's way."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_to_a_heading_find_it(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)#\s:]*)#([^)\s]+)\)", page.read_text(encoding="utf-8"))
+    for target, wanted in targets:
+        text = (page.parent / target if target else page).read_text(encoding="utf-8")
+        assert wanted in [anchor(heading) for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE)], target

@@ -60,7 +60,9 @@ FREE_SECONDS = 5.0
 """How long a load waits for what others hold before it says so."""
 LOOK_SECONDS = 0.5
 STEP_SECONDS = 0.1
-"""Between looks for a replica's place, which it mostly has at once."""
+"""Between looks for a replica's place, which it has once its process is up."""
+TOLD_SECONDS = 5.0
+"""Without a place for so long a load says that it waits: the process alone takes a second or more to start."""
 PLACE_SECONDS = 120.0
 """For replicas that should have room to get their places: others may have been quicker."""
 AUTOSCALER_SECONDS = 1800.0
@@ -302,7 +304,7 @@ class Lifecycle:
             limit = AUTOSCALER_SECONDS if await deploy.in_thread(autoscaler_groups) else PLACE_SECONDS
             if clock() - begun > limit:
                 raise InsufficientResourcesError(f"the nodes had no room within {limit:g} s: needed {wanted}")
-            if clock() - begun > LOOK_SECONDS:
+            if clock() - begun > TOLD_SECONDS:
                 self._progress(operation_id, Progress(phase="waiting", reason=f"no place yet for {wanted}"))
             await asyncio.sleep(STEP_SECONDS)
 

@@ -41,6 +41,13 @@ asyncio.run(main())
 """
 )
 
+UNDER_UV = f"""
+import subprocess, sys
+command = ["uv", "run", sys.executable, "-c", {ONCE!r}, sys.argv[1]]
+sys.exit(subprocess.call(command, executable="/bin/sh", cwd=sys.argv[1]))
+"""
+"""`ONCE` below a process whose command line begins as `uv run`, by which Ray knows it; its shell runs `./run`."""
+
 JOINED = (
     BEGIN
     + """
@@ -136,8 +143,9 @@ def test_the_terminal_is_silent_whatever_the_environment_says(tmp_path: Path) ->
     """One start under everything that has led others astray: cases 49, 60 and 62."""
     long = tmp_path / ("long" * 16)
     long.mkdir()
+    (tmp_path / "run").write_text('"$@"\nexit $?\n')
     code, out, errors = run(
-        ONCE,
+        UNDER_UV,
         tmp_path,
         RAY_ADDRESS="192.0.2.1:6379",
         RAY_AUTH_MODE="disabled",

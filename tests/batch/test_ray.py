@@ -81,7 +81,8 @@ def test_a_real_checkpoint_says_the_same_in_bulk(tmp_path: Path) -> None:
     states: list[Any] = [f"Order {i}: the box arrived broken and I want my money back." for i in range(40)] + [
         "x " * 9000
     ]
-    config = ModelConfig(model=str(checkpoint), backend="torch", device="cpu", replicas=2)
+    # In bfloat16 a product made by one thread, as in one of two replicas, is rounded unlike one made by two.
+    config = ModelConfig(model=str(checkpoint), backend="torch", device="cpu", dtype="float32", replicas=2)
     check_against_client(config, tmp_path, [{"id": i, "state": state} for i, state in enumerate(states)])
 
 
@@ -118,14 +119,14 @@ def test_ctrl_c_says_how_to_go_on_and_leaves_no_process(tmp_path: Path) -> None:
     assert eventually(lambda: bool(list(tmp_path.glob("out.csv.batch/part-*"))), 90)
     below = descendants(process.pid)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-    out, errors = process.communicate(timeout=60)
+    out, errors = process.communicate(timeout=120)
     assert process.returncode == 130, errors
     told, last = errors.splitlines()[-2:]
     assert last == "error: interrupted"
     assert f"what is done is kept in {tmp_path}/out.csv.batch; go on with: sakuradite --home {tmp_path} batch" in told
     assert out == ""
     assert "Traceback" not in errors
-    assert eventually(lambda: not alive(below), 30)
+    assert eventually(lambda: not alive(below), 60)
     again = start(tmp_path, "--json")
     out, errors = again.communicate(timeout=120)
     assert again.returncode == 0, errors

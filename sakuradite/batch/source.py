@@ -25,8 +25,9 @@ PARQUET_ROWS = 256  # decoded at a time
 MAX_CELL = 1 << 30  # characters of a cell of CSV; Python's own limit is 128 KiB
 
 
-DAMAGED = (OSError, EOFError, ValueError, NotImplementedError, csv.Error)
-"""What reading a file raises that is cut off or is not what its name says; Arrow's errors are among them."""
+DAMAGED = (OSError, EOFError, ValueError, NotImplementedError, OverflowError, csv.Error)
+"""What reading a file raises that is cut off, is not what its name says, or has a date beyond Python's; Arrow's errors
+are among them."""
 
 
 class Row(NamedTuple):
@@ -80,7 +81,7 @@ class Source:
                         names = next(csv.reader(file), [])
                 case "parquet":
                     names = parquet_file(self.path).schema_arrow.names
-        except OSError as error:
+        except DAMAGED as error:
             raise unreadable(self.path, error) from None
         if not names:
             raise ConfigurationError(f"{self.path}: has no header")

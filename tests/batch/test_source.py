@@ -139,6 +139,20 @@ def test_a_damaged_archive_is_a_failure_of_the_input(tmp_path: Path) -> None:
         list(Source(tmp_path / "in.jsonl.gz").rows())
 
 
+def test_a_header_is_damaged_like_a_row(tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text('"' + "a" * 100)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("sakuradite.batch.source.MAX_CELL", 50)
+        with pytest.raises(ConfigurationError, match="field larger than field limit"):
+            Source(tmp_path / "in.csv").header()
+
+
+def test_a_date_beyond_pythons_is_a_failure_of_the_input(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"day": pa.array([2**31 - 1], pa.date32())}), tmp_path / "in.parquet")
+    with pytest.raises(ConfigurationError, match=r"in\.parquet: days=2147483647"):
+        list(Source(tmp_path / "in.parquet").rows())
+
+
 def test_the_fingerprint_is_of_the_content(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b"1\n")
     (tmp_path / "b.jsonl").write_bytes(b"1\n")

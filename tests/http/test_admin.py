@@ -91,7 +91,7 @@ def test_unload_and_remove(served: Served, calls: list[tuple[Any, ...]]) -> None
 def test_operations(served: Served, calls: list[tuple[Any, ...]]) -> None:
     assert [o["id"] for o in ask(served, "GET", "/operations").json()] == ["op_1"]
     operation = ask(served, "GET", "/operations/op_1").json()
-    assert operation["progress"] == {"phase": "pending", "bytes_done": None, "bytes_total": None}
+    assert operation["progress"] == {"phase": "pending", "reason": None, "bytes_done": None, "bytes_total": None}
     assert ask(served, "GET", "/operations/gone").status_code == 404
     assert calls[1:] == [("operation", "op_1"), ("operation", "gone")]
 

@@ -194,7 +194,7 @@ QWEN3_5 = {"model_type": "qwen3_5_text", "architectures": ["Qwen3_5ForCausalLM"]
         ((0, 32, 2), QWEN3_5, None),
         ((0, 31, 3), QWEN3_5, "Qwen3.5 is refused on MLX with mlx-lm 0.31.3"),
         ((0, 30, 0), LLAMA, "the MLX backend needs mlx-lm"),
-        ((0, 32, 2), {"model_type": "gpt_neox"}, "gpt_neox is refused on MLX"),
+        ((0, 32, 2), {"model_type": "gpt_bigcode"}, "gpt_bigcode is refused on MLX"),
         ((0, 32, 2), {"model_type": "llava", "vision_config": {}}, "llava is refused on MLX"),
         ((0, 32, 2), LLAMA | {"hidden_act": "relu"}, "hidden_act relu of this llama is refused on MLX"),
         ((0, 32, 2), LLAMA | {"hidden_size": "many"}, "does not understand its config.json"),

@@ -18,14 +18,20 @@ from tests.deployments.test_deploying import CONFIG, load
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
-def ask(head: Head, model: str) -> int:
-    """The status of one decision over a connection of its own; 0 where none came, as at the proxy that has died."""
+def ask(head: Head, model: str, answers: list[object] | None = None) -> int:
+    """The status of one decision over a connection of its own; 0 where none came, as at the proxy that has died.
+
+    `answers` gets what it says.
+    """
     body = {"model": model, "state": "x", "questions": QUESTIONS}
     try:
-        return httpx.post(f"{head.client.base_url}/v1/decisions", json=body, headers=head.client.headers, timeout=30,
-                          trust_env=False).status_code  # fmt: skip
+        reply = httpx.post(f"{head.client.base_url}/v1/decisions", json=body, headers=head.client.headers, timeout=30,
+                           trust_env=False)  # fmt: skip
     except httpx.TransportError:
         return 0
+    if answers is not None and reply.status_code == 200:
+        answers.append(reply.json()["answers"])
+    return reply.status_code
 
 
 def test_a_worker_decides_while_the_head_is_away_and_the_catalog_finds_its_books(tmp_path: Path) -> None:
@@ -41,6 +47,8 @@ def test_a_worker_decides_while_the_head_is_away_and_the_catalog_finds_its_books
         assert eventually(lambda: ask(head, "fake") == 200, 90), head.details()
         load(head, "loaded")
 
+        answers: list[object] = []
+        ask(head, "fake", answers)
         (first,) = [process for process in head.started if "--head" in process.args]  # type: ignore[operator]
         for pid in descendants(first.pid) | {first.pid}:
             os.kill(pid, signal.SIGKILL)
@@ -48,10 +56,11 @@ def test_a_worker_decides_while_the_head_is_away_and_the_catalog_finds_its_books
         killed = time.monotonic()
         codes = []
         while time.monotonic() < killed + 10:
-            codes += [ask(head, "fake"), ask(head, "loaded")]
+            codes += [ask(head, "fake", answers), ask(head, "loaded", answers)]
         print("without a head:", {code: codes.count(code) for code in sorted(set(codes))})
         assert codes.count(200) > 10
         assert set(codes[10:]) == {200}, codes
+        assert all(answer == answers[0] for answer in answers), "the fake model answers alike, by whatever name"
 
         head.start()
         back = time.monotonic()

@@ -12,7 +12,8 @@ from sakuradite.engine.torch.backend import TorchBackend
 from sakuradite.hub import smollm2
 from tests.engine.torch.prompts import LABELS, difference, loaded, plain, probabilities
 
-TOLERANCE = {"float32": 1e-5, "bfloat16": 0.05}
+TOLERANCE = {"float32": 1e-5, "bfloat16": 0.015}
+"""As for the tiny ones. Measured here: 5e-7 and 0.0036."""
 STATE = (
     "The customer wrote on Monday that the parcel had not arrived. Support replied that the courier reported a delay. "
     "On Tuesday the customer asked for a refund and mentioned a broken seal. Payment was made by card. "

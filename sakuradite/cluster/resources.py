@@ -249,7 +249,7 @@ def _field(config: ModelConfig, lacking: str) -> str | None:
 
 
 def _told(labels: dict[str, str]) -> dict[str, str]:
-    return {key: value for key, value in labels.items() if key != NODE_ID_LABEL}
+    return {key: value for key, value in sorted(labels.items()) if key != NODE_ID_LABEL}
 
 
 def _pairs(labels: dict[str, str]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -70,7 +69,7 @@ def test_replicas_run_where_their_labels_and_resources_are(
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"placement": {"zone": "c"}}, ["no such node", "zone=c", f"{HEAD} (zone=a)", f"{GPUS} (zone=b, gpu=h100)"]),
+        ({"placement": {"zone": "c"}}, ["no such node", "zone=c", f"{HEAD} (zone=a)", f"{GPUS} (gpu=h100, zone=b)"]),
         ({"num_gpus": 3}, ["no node can hold a replica", "needed 1 CPU, 3 GPU", f"{GPUS} 4 CPU, 2 GPU"]),
         ({"num_cpus": 5}, ["needed 5 CPU", f"{HEAD} 1 CPU; {GPUS} 4 CPU; {MLX} 2 CPU"]),
         ({"num_gpus": 1, "placement": {"zone": "a"}}, ["zone=a", f"the nodes have {HEAD} 1 CPU, 0 GPU"]),
@@ -80,11 +79,10 @@ def test_replicas_run_where_their_labels_and_resources_are(
     ],
 )
 def test_what_no_node_can_hold_is_said_at_once(config: dict[str, Any], words: list[str], daemon: Daemon) -> None:
-    begun = time.monotonic()
     operation = daemon.load(model="fake-too-large", **config)
     assert operation["status"] == "failed", operation
     assert all(word in operation["error"]["message"] for word in words), operation["error"]
-    assert time.monotonic() - begun < 4, "nothing was waited for"
+    assert "within" not in operation["error"]["message"], "nothing was waited for"
     daemon.unload("fake-too-large")
 
 

@@ -28,6 +28,7 @@ fail its batch. A message names the field, the limit, the value seen and what to
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -302,3 +303,11 @@ def error_from_record(record: ErrorRecord, request_id: str | None = None) -> API
 def error_from_code(code: str, message: str, **fields: Any) -> APIError:
     """The exception for a code of the contract."""
     return _Codes.by_code[code](message, **fields)
+
+
+def place_of(error: BaseException) -> str:
+    """What a log may say of a defect in the path of a request: type and traceback, those of its cause too. The text may
+    quote the request.
+    """
+    place = f"{type(error).__qualname__}\n{''.join(traceback.format_tb(error.__traceback__))}"
+    return place if error.__cause__ is None else f"{place_of(error.__cause__)}which caused {place}"

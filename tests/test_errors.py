@@ -1,11 +1,14 @@
 """The error tree: every class survives pickling, its record, and names a code of the contract."""
 
 import pickle
+import re
+from pathlib import Path
 
 import pytest
 
+import sakuradite
 from sakuradite import errors
-from sakuradite.errors import APIError, ErrorRecord, FieldProblem, MissingExtraError, TransportError
+from sakuradite.errors import APIError, ErrorRecord, FieldProblem, MissingExtraError, TransportError, place_of
 
 CONTRACT = {
     "configuration_error": 400,
@@ -70,3 +73,26 @@ def test_errors_that_are_no_answers_survive_pickling_too() -> None:
     assert str(missing) == "PyTorch needs the extra [torch]: pip install 'sakuradite[torch]'"
     lost = pickle.loads(pickle.dumps(TransportError("connection refused", sent=False)))
     assert (str(lost), lost.sent) == ("connection refused", False)
+
+
+def test_a_log_gets_the_place_of_a_defect_and_not_its_text() -> None:
+    text = "what somebody wrote"
+    try:
+        int(text)
+    except ValueError as error:
+        said = place_of(error)
+    assert said.startswith("ValueError\n")
+    assert "test_errors.py" in said
+    assert text not in said
+
+
+def test_no_log_in_the_path_of_a_request_takes_the_text_of_an_exception() -> None:
+    """Only what fails without a request (loads, pulls, probes) is logged with its text."""
+    package = Path(sakuradite.__file__).parent
+    allowed = {"cluster/model.py": 1, "cluster/lifecycle.py": 2, "engine/worker.py": 1, "engine/torch/assembly.py": 1}
+    found = {
+        str(path.relative_to(package)): count
+        for path in package.rglob("*.py")
+        if (count := len(re.findall(r"log(?:ger)?\.exception\(|exc_info=", path.read_text())))
+    }
+    assert found == allowed

@@ -21,7 +21,14 @@ from sakuradite.answers import DecisionResult, result
 from sakuradite.client.embedded import row_error
 from sakuradite.client.request import Decision, check_questions, check_state
 from sakuradite.config import ModelConfig
-from sakuradite.errors import APIError, InternalError, MissingExtraError, ReplicaUnavailableError, SakuraditeError
+from sakuradite.errors import (
+    APIError,
+    InternalError,
+    MissingExtraError,
+    ReplicaUnavailableError,
+    SakuraditeError,
+    place_of,
+)
 from sakuradite.http.problems import invalid
 from sakuradite.http.reading import read_json
 from sakuradite.records import RowAnswer, RowFailure
@@ -131,8 +138,8 @@ class Replica:
                 if error.code not in OF_THE_ROW:
                     raise
                 return error_fields(error), None
-            except Exception:
-                log.exception("a row failed")  # a traceback of our own code holds no content of the row
+            except Exception as error:
+                log.error("a row failed: %s", place_of(error))
                 return error_fields(InternalError("the engine failed on this row")), None
         return to_json(found), found.usage.input_tokens
 

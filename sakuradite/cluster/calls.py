@@ -25,6 +25,7 @@ from sakuradite.errors import (
     ReplicaUnavailableError,
     RequestTimeoutError,
     error_from_record,
+    place_of,
 )
 from sakuradite.records import Outcome, RequestRecord, RowFailure, pack_request, unpack_outcomes
 
@@ -321,8 +322,8 @@ class ModelCalls:
             stream.cancel()
             self._fail(batch, ReplicaUnavailableError("the call was cancelled", retry_after=RETRY_AFTER_SECONDS))
             raise
-        except Exception:
-            log.exception("a call to %s failed", self._handle.app_name)
+        except Exception as error:
+            log.error("a call to %s failed: %s", self._handle.app_name, place_of(error))
             self._fail(batch, InternalError("the call to the model failed"))
         else:
             self._fail(batch, InternalError("the model did not answer every question"))

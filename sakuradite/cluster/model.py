@@ -27,6 +27,7 @@ from sakuradite.errors import (
     MissingExtraError,
     ReplicaUnavailableError,
     error_from_record,
+    place_of,
 )
 from sakuradite.operations import ModelCapabilities
 from sakuradite.records import Outcome, Packet, RowFailure, pack_outcomes, unpack_request
@@ -176,8 +177,8 @@ class Model:
             ready.append((key, [RowFailure(-1, error.record())]))
         except asyncio.CancelledError:
             raise
-        except Exception:
-            log.exception("a request failed")  # a traceback of our own code holds no content of the request
+        except Exception as error:
+            log.error("a request failed: %s", place_of(error))
             ready.append((key, [RowFailure(-1, InternalError("the engine failed on this request").record())]))
 
     async def figures(self) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from sakuradite.engine.backend import Backend, Group, OutOfDeviceMemory, Prefix, Read, Row, RowScores
 from sakuradite.engine.batching import Queue, Task
 from sakuradite.engine.observing import NOBODY, Observer
-from sakuradite.errors import APIError
+from sakuradite.errors import APIError, place_of
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class Scorer:
                     self._score_tasks(half, complete)
                 return
             if not isinstance(scores, OutOfDeviceMemory | APIError):
-                logger.error("a row failed on %s", self._model, exc_info=scores)
+                logger.error("a row failed on %s: %s", self._model, place_of(scores))
                 self._check()
             scores = [[scores.with_traceback(None)]]
         for tasks, found in zip(groups, scores, strict=True):

@@ -32,6 +32,7 @@ from sakuradite.errors import (
     ModelLoadFailedError,
     SakuraditeError,
     UnsupportedModelError,
+    place_of,
 )
 from sakuradite.operations import ModelCapabilities
 from sakuradite.records import Outcome
@@ -138,8 +139,8 @@ class Worker:
                 self._since = time.monotonic()
                 self._forward()
                 self._since = None
-        except BaseException:
-            logger.exception("the worker of %s ends: it cannot answer any more", self._config.model)
+        except BaseException as error:
+            logger.error("the worker of %s cannot answer any more and ends: %s", self._config.model, place_of(error))
             self._lost()
         finally:
             backend.close()
@@ -251,8 +252,8 @@ class Worker:
                     self._backend.release(task.question.prefix)
         except ModelLost:
             raise
-        except Exception:
-            logger.exception("a batch of %d rows failed on %s", len(batch), self._config.model)
+        except Exception as defect:
+            logger.error("a batch of %d rows failed on %s: %s", len(batch), self._config.model, place_of(defect))
             found = {
                 id(task.work): (task.work, [], InternalError("the batch of this request failed"))
                 for task in batch

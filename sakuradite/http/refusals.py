@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
-import traceback
 from typing import Any
 
 import orjson
 
-from sakuradite.errors import APIError, FieldProblem, InternalError
+from sakuradite.errors import APIError, FieldProblem, InternalError, place_of
 from sakuradite.http.exchange import Reply
 
 logger = logging.getLogger(__name__)
@@ -66,6 +65,5 @@ def _headers(error: APIError) -> tuple[tuple[bytes, bytes], ...]:
 
 def unexpected(error: Exception, request_id: str) -> InternalError:
     """The answer to a defect of ours. The log gets its type and place, not its text, which may quote the request."""
-    place = "".join(traceback.format_tb(error.__traceback__))
-    logger.error("%s\n%s", type(error).__qualname__, place, extra={"request_id": request_id})
+    logger.error("%s", place_of(error), extra={"request_id": request_id})
     return InternalError("an internal error; the server's log has its place under this request id")

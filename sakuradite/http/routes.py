@@ -152,6 +152,7 @@ ROUTES: Sequence[Route] = (
         "inference",
         metrics.metrics,
         (Answer(200, "The metrics.", str, "text/plain"),),
+        errors=("not_found",),
     ),
     Route(
         "GET",

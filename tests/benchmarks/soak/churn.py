@@ -119,15 +119,21 @@ async def slow_readers(place: Place) -> None:
     head = f"POST /v1/decisions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n"
     head += "Content-Type: application/json\r\n\r\n"
     while True:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=64)
-        _, left = await asyncio.open_connection("127.0.0.1", port)
-        left.write(b"POST /v1/decisions HTTP/1.1\r\nHost:")
-        writer.write(head.encode() + body)
-        for _ in range(20):
-            await reader.read(16)
-            await asyncio.sleep(0.25)
-        for one in (writer, left):
-            one.close()
+        opened: list[asyncio.StreamWriter] = []
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=64)
+            opened.append(writer)
+            _, left = await asyncio.open_connection("127.0.0.1", port)
+            opened.append(left)
+            left.write(b"POST /v1/decisions HTTP/1.1\r\nHost:")
+            writer.write(head.encode() + body)
+            for _ in range(20):
+                await reader.read(16)
+                await asyncio.sleep(0.25)
+        finally:
+            for one in opened:
+                one.close()
+        for one in opened:
             with contextlib.suppress(ConnectionError):
                 await one.wait_closed()
         place.met.counts["slow reader"] += 1

@@ -76,7 +76,7 @@ def test_auto_asks_for_a_gpu_where_the_nodes_that_may_be_used_have_one(zone: str
         (
             {"placement": {"zone": "c"}}, NODES,
             "no such node: needed 1 CPU on nodes with zone=c; the nodes are alpha (zone=a); "
-            "beta (zone=b, gpu=h100); gamma (zone=b)",
+            "beta (gpu=h100, zone=b); gamma (zone=b)",
         ),
         ({"placement": {"zone": "b", "gpu": "!in(h100, a100)"}, "backend": "mlx"}, NODES, None),
         ({"placement": {"zone": "b", "gpu": "h100"}, "backend": "mlx"}, NODES, "needed 1 CPU, 1 MLX on nodes"),

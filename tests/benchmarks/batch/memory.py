@@ -14,7 +14,6 @@ from pathlib import Path
 
 from sakuradite import ModelConfig
 from sakuradite.batch import run
-from tests.batch.conftest import write_lines
 from tests.cluster.processes import descendants
 
 ROW_BYTES = 200_000
@@ -37,11 +36,13 @@ def main() -> None:
             peak["driver"] = max(peak.get("driver", 0), _rollup(os.getpid(), "Private_Dirty"))
             peak["shared"] = max(peak.get("shared", 0), _used("/dev/shm") - before)
 
-    before = _used("/dev/shm")
-    threading.Thread(target=watch, daemon=True).start()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        source = write_lines(folder / "in.jsonl", *({"state": f"{i} " + "x" * ROW_BYTES} for i in range(rows)))
+        source = folder / "in.jsonl"
+        with source.open("w") as file:
+            file.writelines(f'{{"state": "{i} {"x" * ROW_BYTES}"}}\n' for i in range(rows))
+        before = _used("/dev/shm")
+        threading.Thread(target=watch, daemon=True).start()
         began = time.monotonic()
         summary = run(source, folder / "out.jsonl", QUESTIONS, config, home=folder, keep=[])
         ended.set()

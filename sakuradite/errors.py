@@ -305,6 +305,19 @@ def error_from_code(code: str, message: str, **fields: Any) -> APIError:
     return _Codes.by_code[code](message, **fields)
 
 
+OF_THE_ROW = frozenset(
+    {
+        "validation_error",
+        "request_too_large",
+        "context_exceeded",
+        "inference_failed",
+        "internal_error",
+        "request_timeout",
+    }
+)
+"""Codes that say something of one state of many; every other failure would meet the next one as well."""
+
+
 def place_of(error: BaseException) -> str:
     """What a log may say of a defect in the path of a request: type and traceback, those of its cause too. The text may
     quote the request.

@@ -22,6 +22,7 @@ from sakuradite.client.embedded import row_error
 from sakuradite.client.request import Decision, check_questions, check_state
 from sakuradite.config import ModelConfig
 from sakuradite.errors import (
+    OF_THE_ROW,
     APIError,
     InternalError,
     MissingExtraError,
@@ -39,18 +40,6 @@ if TYPE_CHECKING:
     from sakuradite.engine.engine import Engine
 
 log = logging.getLogger(__name__)
-
-OF_THE_ROW = frozenset(
-    {
-        "validation_error",
-        "request_too_large",
-        "context_exceeded",
-        "inference_failed",
-        "internal_error",
-        "request_timeout",
-    }
-)
-"""Codes that say something of one row; every other failure would meet the next row as well."""
 
 
 class Asked(NamedTuple):

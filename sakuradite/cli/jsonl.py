@@ -26,22 +26,11 @@ import orjson
 
 from sakuradite.cli.exits import UsageError
 from sakuradite.cli.output import json_line
-from sakuradite.errors import APIError, SakuraditeError, ValidationError
+from sakuradite.errors import OF_THE_ROW, APIError, SakuraditeError, ValidationError
 
 if TYPE_CHECKING:
     from sakuradite import AsyncClient, DecisionResult
 
-OF_THE_ROW = frozenset(
-    {
-        "validation_error",
-        "request_too_large",
-        "context_exceeded",
-        "inference_failed",
-        "internal_error",
-        "request_timeout",
-    }
-)
-"""Codes that say something of one state; every other failure would meet the next state as well."""
 LINES_AHEAD = 64  # read from standard input before they are asked for
 LINE_EVERY = 10.0  # seconds between two lines of plain progress
 DIGEST = 8  # bytes; enough to notice another input, a guard against mistakes and not against malice

@@ -6,8 +6,9 @@ import re
 import shlex
 from pathlib import Path
 
-from sakuradite.batch import parts, pipeline, replica
+from sakuradite.batch import parts, pipeline
 from sakuradite.cli.shell import commands
+from sakuradite.errors import OF_THE_ROW
 from sakuradite.questions import Choice, Noul, Score
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -32,7 +33,7 @@ def test_the_python_example_names_what_there_is() -> None:
 
 
 def test_every_code_of_a_row_is_explained() -> None:
-    assert {code for code in replica.OF_THE_ROW if f"`{code}`" not in PAGE} == set()
+    assert {code for code in OF_THE_ROW if f"`{code}`" not in PAGE} == set()
 
 
 def test_the_columns_are_those_of_a_flat_output() -> None:

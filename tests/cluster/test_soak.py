@@ -33,7 +33,6 @@ def test_a_line_is_laid_through_what_was_seen_after_the_warm_up(monkeypatch: pyt
 @pytest.mark.slow
 def test_a_minute_at_full_load_with_churn(tmp_path: Path) -> None:
     outcome = soak(1.0, tmp_path, look=2.0)
-    # On a busy machine the few floods of a minute may come more slowly than they are answered.
-    assert not [reason for reason in outcome.broken if "flood was refused" not in reason], str(outcome)
+    assert not outcome.broken, str(outcome)
     assert outcome.met.counts["second model unloaded"] > 1, outcome.met.counts
     assert {"sakuradite serve", "gcs_server", "raylet"} < {trend.name for trend in outcome.trends}, str(outcome)

@@ -152,17 +152,18 @@ class Catalog:
         log.info("operation", extra={"fields": fields})
 
     def _look(self) -> None:
-        """Set the gauges of what there is: declared models are ready."""
-        meters, records = self._seeing.meters, self._lifecycle.models
-        declared = {model: d.config for model, d in self._declared.models.items() if model not in records}
-        states = Counter(record.state for record in records.values()) + Counter(ready=len(declared))
+        """Set the gauges of what there is, loaded or declared."""
+        meters, records, declared = self._seeing.meters, self._lifecycle.models, self._only_declared()
+        known: dict[str, ModelRecord | DeclaredModel] = {**records, **declared}
+        states = Counter(found.state for found in known.values())
         for state in ("loading", "ready", "draining", "failed"):
             meters["sakuradite_models"].labels(state).set(states[state])
         wanted = meters["sakuradite_replicas_wanted"]
         wanted.clear()
-        ready = {model: record.config for model, record in records.items() if record.state == "ready"}
-        for model, config in (ready | declared).items():
-            replicas = config.replicas
+        for model, found in known.items():
+            if found.state != "ready":
+                continue
+            replicas = found.config.replicas
             wanted.labels(model).set(replicas.min if isinstance(replicas, ReplicaRange) else replicas)
 
     async def __del__(self) -> None:

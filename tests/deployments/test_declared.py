@@ -6,7 +6,7 @@ import asyncio
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -17,6 +17,7 @@ from sakuradite.cluster.declared import DeclaredModels, Seen
 from sakuradite.cluster.journal import Journal
 from sakuradite.cluster.lifecycle import Lifecycle
 from sakuradite.cluster.local import SERVE_ENVIRONMENT
+from sakuradite.cluster.metrics import Meters
 from sakuradite.cluster.model import Model
 from sakuradite.cluster.table import Entry, Table
 from sakuradite.config import ModelConfig, ServerConfig
@@ -234,6 +235,19 @@ async def test_an_alias_may_name_a_declared_model_and_not_hide_one(books: Books)
     refused = (await books.ask("set_alias", "n", "m")).error
     assert refused is not None
     assert refused.param == "alias"
+
+
+async def test_metrics_count_declared_models_by_their_own_state(books: Books) -> None:
+    meters = Meters("catalog")
+    books._seeing = cast(Any, SimpleNamespace(meters=meters))
+    books._lifecycle.models["m"].state = "failed"  # and declared, which serves
+    there = {"a": config(), "b": config("n")}
+    seen = {name: Seen("RUNNING", 1, "", found) for name, found in there.items()}
+    books._declared.take({**seen, "c": Seen("DEPLOYING", 1, "", config("o"))})
+    books._look()
+    states = {s.labels["state"]: s.value for f in meters.families() if "models" in f.name for s in f.samples}
+    assert states == {"ready": 2, "loading": 1, "draining": 0, "failed": 0}
+    del books._seeing
 
 
 async def test_a_replica_refuses_requests_for_the_model_that_its_application_had_before() -> None:

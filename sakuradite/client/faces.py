@@ -251,7 +251,11 @@ class AsyncClient(_Face):
     ) -> AsyncGenerator[Row]:
         """The same questions about many states, for `async for`; see `SyncClient.decide_many`."""
         row = self._rows(questions, timeout, model, concurrency)
-        return aordered(states, lambda state: self._loop.run(row(state)), concurrency)
+
+        async def start(state: State) -> Row:  # makes the coroutine when it runs: cancelled before, it leaves none
+            return await self._loop.run(row(state))
+
+        return aordered(states, start, concurrency)
 
     async def close(self) -> None:
         """Cancel what is in flight and release everything; a daemon's models stay loaded. Safe to call twice."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -98,6 +99,16 @@ async def test_endless_states_are_read_no_further_in_coroutines(server: Served) 
             assert isinstance(await anext(rows), DecisionResult)
             assert taken <= read + 2 * 4 + 1  # one is awaited while the window is full
         await rows.aclose()
+
+
+async def test_rows_left_at_any_moment_leave_no_coroutine_behind(server: Served) -> None:
+    async with Sakuradite(MODEL, base_url=server.url) as client:
+        for read in range(20):
+            rows = client.decide_many((f"state {i}" for i in range(100)), QUESTIONS, concurrency=4)
+            for _ in range(read):
+                assert isinstance(await anext(rows), DecisionResult)
+            await rows.aclose()
+    gc.collect()  # a coroutine that never ran warns here, and a warning fails the test
 
 
 def test_no_more_than_the_concurrency_is_in_flight(scripted: Callable[..., Served]) -> None:

@@ -355,7 +355,10 @@ def test_a_head_that_does_not_come_to_its_end_is_not_waited_for(
         connection.settimeout(30)
         if before:
             connection.sendall(before)
-            assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+            answer = b""
+            while not answer.endswith(b"}"):  # head and body may come apart
+                answer += connection.recv(65536)
+            assert answer.startswith(b"HTTP/1.1 200 ")
         received = b""
         with contextlib.suppress(ConnectionError):
             for _ in range(10):  # a byte now and then does not prolong it

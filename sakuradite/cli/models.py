@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,6 +24,8 @@ from sakuradite.cli.output import ago, print_fields, print_json, print_table, si
 from sakuradite.cli.place import place_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from sakuradite import SyncClient
     from sakuradite.operations import Inspection, ModelStatus, Operation
 
@@ -72,6 +75,9 @@ def load(
     with place_of(context).client() as client:
         operation = client.models.load(config)
         _finish(client, operation, no_wait, json, f"{model} is loaded")
+        if not no_wait and not json:
+            for line in _warnings(s for s in client.models.list() if s.model == operation.model):
+                print(line, file=sys.stderr)
 
 
 def list_(context: typer.Context, json: Json = False) -> None:
@@ -97,6 +103,10 @@ def ps(context: typer.Context, json: Json = False) -> None:
     for status in resident:
         if status.last_error is not None:
             print(f"{status.model}: {status.last_error.message}")
+        if status.capabilities is not None and status.capabilities.prefix_reuse.startswith("padded"):
+            print(f"{status.model}: no prefix reuse: {status.capabilities.prefix_reuse.removeprefix('padded: ')}")
+    for line in _warnings(resident):
+        print(line)
 
 
 def unload(context: typer.Context, model: Model, json: Json = False) -> None:
@@ -144,8 +154,6 @@ def alias(
 
 def wait_for(client: SyncClient, operation: Operation) -> Operation:
     """The end of an operation, its progress told on stderr. An interrupted wait leaves it going on at the daemon."""
-    import sys
-
     from sakuradite.cli.progress import operation_progress
 
     try:
@@ -189,6 +197,13 @@ def _inspection(found: Inspection) -> list[tuple[str, str]]:
 
 def _support(supported: bool, reason: str | None) -> str:
     return "yes" if supported else f"no: {reason or 'not supported'}"
+
+
+def _warnings(statuses: Iterable[ModelStatus]) -> Iterator[str]:
+    """What their workers found and a user should know, such as weights that had to be unpacked."""
+    for status in statuses:
+        for warning in status.capabilities.warnings if status.capabilities else ():
+            yield f"{status.model}: warning: {warning}"
 
 
 def _resident(status: ModelStatus) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from sakuradite.cli.exits import run
 from sakuradite.config import ModelConfig
 from sakuradite.operations import Inspection, ModelStatus, Operation, OperationError, Progress, StorageStatus
 from tests.client.conftest import PROXIES, VARIABLES
-from tests.http.serving import MODEL, EngineGateway, FakeAdministration, Served, serve
+from tests.http.serving import MODEL, EngineGateway, FakeAdministration, Served, capabilities, serve
 
 ADMIN_KEY = "sk-test-admin"
 QUESTIONS: dict[str, Any] = {
@@ -37,10 +37,12 @@ class Daemon(FakeAdministration):
         ]
     )
     looked: int = 0
+    found: dict[str, Any] = field(default_factory=dict)
 
     async def models(self) -> list[ModelStatus]:
         self._note("models")
         (ready,) = await super().models()
+        ready = ready.model_copy(update={"capabilities": capabilities(**self.found)})
         stored = StorageStatus(managed=True, bytes=273_000_000, revision="0123456789abcdef")
         return [ready, ModelStatus(model="org/stored", status="unloaded", storage=stored)]
 

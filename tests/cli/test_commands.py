@@ -29,6 +29,13 @@ def test_ps(cli: Cli, daemon: Daemon) -> None:
     assert [status["model"] for status in cli("ps", "--json").json] == [MODEL]
 
 
+def test_ps_says_why_questions_share_no_prefix(cli: Cli, daemon: Daemon) -> None:
+    daemon.found = {"prefix_reuse": "padded: its key/value cache is quantised"}
+    assert cli("ps").out.splitlines()[-1] == f"{MODEL}: no prefix reuse: its key/value cache is quantised"
+    daemon.found = {"prefix_reuse": "packed: full attention in every layer"}
+    assert "no prefix reuse" not in cli("ps").out
+
+
 def test_list(cli: Cli, daemon: Daemon) -> None:
     shown = cli("list")
     assert shown.out.splitlines()[1].split("\t") == ["org/stored", "273 MB", "0123456789ab", "here", "unloaded"]
@@ -52,6 +59,15 @@ def test_load_tells_progress_on_stderr(cli: Cli, daemon: Daemon) -> None:
     assert loaded.out == f"{MODEL} is loaded\n"
     assert loaded.err.splitlines() == [f"{MODEL}: downloading 1.0 MB of 4.0 MB"]
     assert daemon.calls[0] == ("load", ModelConfig(model=MODEL, backend="fake", dtype="float32", replicas=2))
+
+
+def test_load_and_ps_tell_what_the_model_warns_of(cli: Cli, daemon: Daemon) -> None:
+    daemon.found = {"warnings": ("its labels had 0.2 % of the mass",)}
+    said = f"{MODEL}: warning: its labels had 0.2 % of the mass"
+    loaded = cli("load", MODEL)
+    assert (loaded.code, loaded.out, loaded.err.splitlines()[-1]) == (0, f"{MODEL} is loaded\n", said)
+    assert cli("ps").out.splitlines()[-1] == said
+    assert said not in cli("load", MODEL, "--json").err
 
 
 def test_load_as_json_prints_the_operation_alone(cli: Cli, daemon: Daemon) -> None:

@@ -34,12 +34,14 @@ def assemble(config: ModelConfig, checkpoint: Path) -> TorchBackend:
     described = loading.read_config(checkpoint)
     loading.check_supported(described, device)
     dtype = pick_dtype(config.dtype, loading.stored_dtype(described), device)
+    stored = loading.quantization(described)
     if device.type == "cpu":
         set_threads(config)
         memory.keep_heap()
     model = loading.load_model(checkpoint, described, device, dtype)
     parameters = sum(p.numel() for p in model.parameters())
-    if linear.available(device, dtype) and loading.quantization(described) is None:
+    packed = loading.quantization(model.config)
+    if linear.available(device, dtype) and packed is None:
         linear.pack(model)
         fused.fuse(model)
         memory.trim_heap()
@@ -49,11 +51,16 @@ def assemble(config: ModelConfig, checkpoint: Path) -> TorchBackend:
         raise ConfigurationError("compile=True is for models of text alone; load without it", param="compile")
     pictured = make_illustrated(parts) if loading.reads_images(described) else None
     decision, scorer = choose(parts)
-    warnings = () if pictured is None else pictured.warnings
+    warnings: tuple[str, ...] = () if pictured is None else pictured.warnings
+    if stored and not packed:
+        warnings += (
+            f"the weights are stored as {stored}, which Transformers cannot compute with on {device}: it unpacked them "
+            f"to {str(dtype).removeprefix('torch.')}, {memory.weight_bytes(model) / 2**30:.2f} GiB",
+        )
     if config.compile and decision.layout == "packed":
         compiled.warm_up(scorer, device, pass_tokens(parts))
     elif config.compile:
-        warnings = (
+        warnings += (
             f"compile=True changes nothing: it is for the packed layout, and this model's is {decision.layout}",
         )
     facts = ModelFacts(

@@ -124,7 +124,7 @@ def load_model(checkpoint: Path, config: Any, device: torch.device, dtype: torch
             checkpoint, local_files_only=True, trust_remote_code=False, use_safetensors=True, **options
         )
         model = model.eval().requires_grad_(False)
-        return model if "device_map" in options or quantization(config) else model.to(device)
+        return model if "device_map" in options or device.type == "cpu" else model.to(device)
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise InsufficientResourcesError(f"{weights / 2**30:.1f} GiB of weights do not fit on {device}") from error
     except ImportError as error:

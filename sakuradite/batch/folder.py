@@ -22,7 +22,8 @@ from sakuradite.errors import ConfigurationError, InsufficientStorageError, Inva
 
 MANIFEST = "manifest.json"
 LOCK = "lock"
-OURS = re.compile(r"(manifest\.json|lock|part(-\d+){5})(\.tmp)?")
+OUTPUT = "output.tmp"
+OURS = re.compile(r"(manifest\.json|lock|part(-\d+){5})(\.tmp)?|output\.tmp")
 COMPLETE = "complete"
 """The field of a manifest whose output is written: what the job came to. Only the folder is left to remove."""
 
@@ -32,7 +33,9 @@ class Folder:
 
     def __init__(self, target: Path) -> None:
         self.target = target
-        self.path = target.with_name(f"{target.name}.batch")
+        self.path = beside(target)
+        self.output = self.path / OUTPUT
+        """Where the output is written before it takes its place: on the same disk."""
         self._lock = FileLock(self.path / LOCK, timeout=0)
 
     def open(self, restart: bool) -> dict[str, Any] | None:
@@ -134,6 +137,17 @@ class Folder:
         except OSError as error:
             temporary.unlink(missing_ok=True)
             raise storage(self.path, error) from None
+
+
+def landing(target: Path) -> Path:
+    """Where an output comes to be: what its name leads to, where that is a symbolic link."""
+    return Path(os.path.realpath(target)) if target.is_symlink() else target
+
+
+def beside(target: Path) -> Path:
+    """The folder of a job with this output: one, whatever links lead to it."""
+    place = landing(target)
+    return place.with_name(f"{place.name}.batch")
 
 
 def read_manifest(path: Path) -> dict[str, Any] | None:

@@ -11,13 +11,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from sakuradite.batch.folder import COMPLETE, Folder
+from sakuradite.batch.folder import COMPLETE, Folder, landing
 from sakuradite.batch.manifest import check_columns, check_kept, check_same, layout, made_from
 from sakuradite.batch.output import Output
 from sakuradite.batch.pipeline import Pool, Result, Work
 from sakuradite.batch.pipeline import run as run_pipeline
 from sakuradite.batch.replica import Asked, error_fields
-from sakuradite.batch.source import Source, file_format
+from sakuradite.batch.source import Source, file_format, other_than_file
 from sakuradite.client.embedded import require_backend
 from sakuradite.client.request import check_questions
 from sakuradite.config import ModelConfig, home_directory
@@ -135,7 +135,7 @@ class Job:
             self._tell("writing")
             keep = None if self.keep is None else list(self.keep)
             output = Output(self.source, self.target, self.checked, keep, manifest["columns"])
-            output.write(folder.lines(), manifest["rows"], manifest["input"])
+            output.write(folder.output, folder.lines(), manifest["rows"], manifest["input"])
             made, seconds = self.progress, round(time.monotonic() - clock, 3)
             found = Summary(str(self.target), made.done, made.errors, made.resumed, made.input_tokens, seconds)
             folder.finish({**manifest, COMPLETE: asdict(found)})
@@ -145,12 +145,13 @@ class Job:
 
     def _check(self) -> None:
         """What can be refused before anything is read or made."""
+        self.source.check()
         check_kept(self.source, None if self.keep is None else list(self.keep))
+        if found := other_than_file(self.target):
+            raise ConfigurationError(f"{self.target}: is {found}; the output has to be a file, which is made whole")
         file_format(self.target)
-        if not self.target.parent.is_dir():
-            raise ConfigurationError(f"{self.target.parent}: no such folder")
-        if self.target.is_dir():
-            raise ConfigurationError(f"{self.target}: is a folder")
+        if not (parent := landing(self.target).parent).is_dir():
+            raise ConfigurationError(f"{parent}: no such folder")
         if self.target.exists() and self.target.samefile(self.source.path):
             raise ConfigurationError(f"{self.target}: is the input")
         self.checked, _ = check_questions(self.questions)

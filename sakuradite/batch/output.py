@@ -18,7 +18,7 @@ from typing import Any
 from pydantic_core import to_json
 
 from sakuradite.batch.flat import LINE, Kind, answer_columns, cell, column_kind, parse, value_at
-from sakuradite.batch.folder import storage
+from sakuradite.batch.folder import landing, storage
 from sakuradite.batch.source import Row, Source, decoded, file_format, parquet_file
 from sakuradite.errors import InternalError, InvalidLifecycleError, ValidationError
 from sakuradite.http.reading import read_json
@@ -56,11 +56,14 @@ class Output:
         names = list(self.kinds or ())
         return names if self.keep is None else [name for name in self.keep if name in names]
 
-    def write(self, fields: Iterable[bytes], rows: int, content: Mapping[str, Any] | None = None) -> None:
-        """Write it all. Raises InvalidLifecycleError where the input is not any more what was counted, or where its
-        fingerprint is not `content`.
+    def write(
+        self, temporary: Path, fields: Iterable[bytes], rows: int, content: Mapping[str, Any] | None = None
+    ) -> None:
+        """Write it all, at first as `temporary` on the same disk; of a symbolic link what it leads to.
+
+        Raises InvalidLifecycleError where the input is not any more what was counted, or where its fingerprint is not
+        `content`.
         """
-        temporary = self.target.with_name(f"{self.target.name}.tmp")
         try:
             with temporary.open("wb") as file:
                 self._writer()(file, _checked(zip(self.source.rows(), fields, strict=True), rows, self.source.path))
@@ -68,7 +71,7 @@ class Output:
                 os.fsync(file.fileno())
             if content is not None and self.source.fingerprint() != content:
                 raise _changed(self.source.path)
-            temporary.replace(self.target)
+            temporary.replace(landing(self.target))
         except OSError as error:
             temporary.unlink(missing_ok=True)
             raise storage(self.target, error) from None
@@ -136,7 +139,7 @@ class Output:
     ) -> Iterator[tuple[list[tuple[Row, bytes]], list[Any]]]:
         """Some rows at a time, with their kept columns. Those of a parquet file pass as they are."""
         if self.source.format == "parquet" and (names := self.kept()):
-            for batch in parquet_file(self.source.path).iter_batches(CHUNK, columns=names):
+            for batch in self.source.batches(CHUNK, names):
                 yield list(islice(rows, batch.num_rows)), [batch.column(name) for name in names]
         for chunk in batched(rows, CHUNK):
             yield list(chunk), self._kept_arrays([row for row, _ in chunk], types)

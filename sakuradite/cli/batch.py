@@ -129,7 +129,9 @@ def _tell(summary: Summary, as_json: bool) -> None:
 
 def _tell_how_to_go_on(target: Path) -> None:
     """Say the command that goes on, where there is something to go on with."""
-    folder = target.with_name(f"{target.name}.batch")
+    from sakuradite.batch.folder import beside
+
+    folder = beside(target)
     if (folder / "manifest.json").exists():
         command = shlex.join(["sakuradite", *(word for word in sys.argv[1:] if word != "--restart")])
         print(f"what is done is kept in {folder}; go on with: {command}", file=sys.stderr, flush=True)

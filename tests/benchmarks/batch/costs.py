@@ -68,7 +68,9 @@ def main() -> None:
         for suffix in ("jsonl", "csv", "parquet"):
             columns = None if suffix == "jsonl" else {"id": "int", "state": "text"}
             output = Output(source, folder / f"out.{suffix}", checked, None, columns)  # type: ignore[arg-type]
-            timed(f"driver: write .{suffix}", ROWS, "rows", lambda out=output: out.write(kept.lines(), ROWS))  # type: ignore[misc]
+            timed(
+                f"driver: write .{suffix}", ROWS, "rows", lambda out=output: out.write(kept.output, kept.lines(), ROWS)
+            )  # type: ignore[misc]
         kept.remove()
         small = Source(write_lines(folder / "small.jsonl", *({"state": "a"} for _ in range(PARTS))))
         with _ray(None):

@@ -84,7 +84,7 @@ def batch(
     loading: dict[str, Any] = {"backend": backend, "device": device, "dtype": dtype, "revision": revision}
     config = model_config(name, set_, offline=offline, **loading, **resources)
     try:
-        with _quiet(), _progress() as report:
+        with _quiet(), _progress(address) as report:
             summary = run(
                 source,
                 target,
@@ -160,10 +160,11 @@ def _quiet() -> Iterator[None]:
 
 
 @contextmanager
-def _progress() -> Iterator[Report]:
+def _progress(address: str | None = None) -> Iterator[Report]:
     """Progress on stderr: a bar in a terminal, else a line for each phase and now and then."""
+    pace = _Pace(address)
     if not sys.stderr.isatty():
-        yield _Lines()
+        yield _Lines(pace)
         return
     from rich.console import Console
     from rich.progress import BarColumn, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
@@ -172,7 +173,6 @@ def _progress() -> Iterator[Report]:
     columns = [SpinnerColumn(), BarColumn(bar_width=20), TaskProgressColumn(), TextColumn("{task.description}")]
     with Bar(*columns, TimeElapsedColumn(), console=Console(file=sys.stderr), transient=True) as bar:
         task = bar.add_task("reading", total=None)
-        pace = _Pace()
 
         def show(progress: Progress) -> None:
             bar.update(task, completed=progress.done, total=progress.total, description=pace.words(progress))
@@ -183,13 +183,14 @@ def _progress() -> Iterator[Report]:
 class _Pace:
     """How fast rows of this run come, from the first that came: what was started for them says nothing of the rest."""
 
-    def __init__(self) -> None:
+    def __init__(self, address: str | None = None) -> None:
         self.first: tuple[float, int] | None = None
+        self.starting = "starting Ray" if address is None else f"joining the Ray cluster at {address}"
 
     def words(self, progress: Progress) -> str:
         """The phase, or rows, rate, errors and the time that is left."""
         if progress.phase not in ("deciding", "repeating"):
-            return {"starting": "starting Ray and loading the model"}.get(progress.phase, progress.phase)
+            return f"{self.starting} and loading the model" if progress.phase == "starting" else progress.phase
         now, total = time.monotonic(), progress.total or 0
         began, rows = self.first = self.first or (now, progress.done)
         parts = [f"{progress.done} of {total} rows"]
@@ -208,8 +209,8 @@ def _duration(seconds: float) -> str:
 
 
 class _Lines:
-    def __init__(self) -> None:
-        self.phase, self.told, self.pace = "", 0.0, _Pace()
+    def __init__(self, pace: _Pace) -> None:
+        self.phase, self.told, self.pace = "", 0.0, pace
 
     def __call__(self, progress: Progress) -> None:
         words, now = self.pace.words(progress), time.monotonic()

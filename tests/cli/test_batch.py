@@ -39,6 +39,15 @@ def test_a_job_is_told_in_a_line_and_ends_with_0(
     assert last.startswith(f"{tmp_path / 'out.csv'}: 40 rows, 0 with errors, ")
 
 
+def test_a_cluster_that_is_joined_is_not_said_to_be_started(
+    inline: Inline, source: Path, questions: Path, tmp_path: Path, cli: Cli
+) -> None:
+    options = ("--address", "10.0.0.1:6379", "--state-column", "text")
+    result = cli("batch", source, tmp_path / "out.csv", "-q", questions, *FAKE, *options)
+    assert result.code == 0
+    assert result.err.splitlines()[1] == "joining the Ray cluster at 10.0.0.1:6379 and loading the model"
+
+
 def test_json_is_a_summary_and_nothing_else(
     inline: Inline, source: Path, questions: Path, tmp_path: Path, cli: Cli
 ) -> None:

@@ -20,8 +20,8 @@ def check(
     """Check Serve configs before `serve deploy` or `kubectl apply`. Exit code 1 when there is a problem.
 
     Serve drops a misspelt key without a word; here it is a problem, as are arguments that the builders do not
-    understand, import paths that lead nowhere, a model that is declared twice, and keys written into a config. Needs
-    what the config needs installed; asks no cluster.
+    understand, import paths that lead nowhere, a model that is declared twice, and keys, tokens and passwords written
+    into a config. Needs what the config needs installed; asks no cluster.
     """
     try:
         from sakuradite.cluster.declaration import problems

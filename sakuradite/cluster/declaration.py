@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import re
 import types
 import warnings
 from collections.abc import Callable, Hashable, Iterator
@@ -28,7 +29,20 @@ from sakuradite.config import ENVIRONMENT
 MAX_VALUES = 100_000
 """Of a file, each alias counted as what it stands for: aliases of aliases would keep the reader busy for years."""
 MAX_LEVELS = 100
-SECRETS = {ENVIRONMENT["api_key"], ENVIRONMENT["admin_key"]}
+KEYS = {ENVIRONMENT["api_key"], ENVIRONMENT["admin_key"]}
+SECRET_NAME = re.compile(
+    r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|OTLP(_TRACES)?_HEADERS"
+    r"|(API|ACCESS|ACCOUNT|ADMIN|AUTH|ENCRYPTION|MASTER|PRIVATE|SECRET|SIGNING)_?KEY)$",
+    re.IGNORECASE,
+)
+"""Environment variables that hold a secret: HF_TOKEN, AWS_SECRET_ACCESS_KEY, REDIS_PASSWORD; not HF_TOKEN_PATH."""
+SECRET_VALUE = re.compile(r"\bhf_[A-Za-z0-9]{30,}|://(?!git@)[^/\s@$]+@")
+"""A token of the hub's, or a URL with a password or a token in it."""
+REFERENCE = re.compile(r"\$\{\w+\}")  # Ray puts the value there that the variable has on the node
+NO_SECRETS = (
+    "a secret has no place in a config, which Ray's dashboard shows to all; "
+    "set it in the environment of Ray's processes on each node, in pods from a Secret"
+)
 BUILDERS: dict[Any, set[str]] = {
     application.server: {application.ROUTER_DEPLOYMENT, application.CATALOG_DEPLOYMENT},
     application.model: {MODEL_DEPLOYMENT},
@@ -232,16 +246,24 @@ def _invalid(error: PydanticValidationError, place: str) -> Iterator[str]:
 
 
 def _secrets(value: Any, place: str) -> Iterator[str]:
-    """Keys written into a config, which everybody who reaches Ray's dashboard can read."""
+    """Keys, tokens and passwords written into a config, which everybody who reaches Ray's dashboard can read."""
     if isinstance(value, list):
         for number, item in enumerate(value):
             yield from _secrets(item, f"{place.removesuffix('.')}[{number}].")
     elif isinstance(value, dict):
+        variables = place.endswith("env_vars.")
         for key, below in value.items():
-            if key in SECRETS:
-                yield f"{place}{key}: a key has no place in a config; set it in the environment of Ray's processes"
+            if key in KEYS or (variables and _is_secret(str(key), below)):
+                yield f"{place}{key}: {NO_SECRETS}"
             else:
                 yield from _secrets(below, f"{place}{key}.")
+    elif isinstance(value, str) and SECRET_VALUE.search(value):
+        yield f"{place.removesuffix('.')}: {NO_SECRETS}"
+
+
+def _is_secret(name: str, value: Any) -> bool:
+    """Whether an environment variable holds a secret in plain text, and not nothing or a reference to another."""
+    return bool(SECRET_NAME.search(name) and value and not REFERENCE.fullmatch(str(value)))
 
 
 class _Loader(yaml.SafeLoader):

@@ -144,7 +144,19 @@ CASES: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     ),
     "a key in the environment": (
         setting("applications.0.runtime_env", {"env_vars": {"SAKURADITE_API_KEY": "secret-1"}}),
-        "applications[0].runtime_env.env_vars.SAKURADITE_API_KEY: a key has no place in a config",
+        "applications[0].runtime_env.env_vars.SAKURADITE_API_KEY: a secret has no place in a config",
+    ),
+    "a token in the environment of an actor": (
+        deployments({"ray_actor_options": {"runtime_env": {"env_vars": {"HF_TOKEN": "secret-1"}}}}),
+        "applications[1].deployments[0].ray_actor_options.runtime_env.env_vars.HF_TOKEN: a secret",
+    ),
+    "a token by its look": (
+        setting("applications.1.runtime_env", {"env_vars": {"MINE": "hf_secret1secret1secret1secret1secret1"}}),
+        "applications[1].runtime_env.env_vars.MINE: a secret has no place in a config",
+    ),
+    "a password in a URL": (
+        setting("applications.1.runtime_env", {"pip": ["x", "y @ https://me:secret-1@host/y.whl"]}),
+        "applications[1].runtime_env.pip[1]: a secret has no place in a config",
     ),
     "a key in the arguments": (
         setting("applications.0.args.config.api_key", "secret-1"),
@@ -165,6 +177,40 @@ def test_what_is_wrong_is_named_with_its_place(name: str) -> None:
     found = problems(yaml.safe_dump(config))
     assert [p for p in found if p.startswith(expected)], found
     assert "secret-1" not in " ".join(found)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["SAKURADITE_ADMIN_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY",
+     "REDIS_PASSWORD", "db_password", "APIKEY", "OTEL_EXPORTER_OTLP_HEADERS"],
+)  # fmt: skip
+def test_a_secret_in_the_environment_of_a_config_is_named_and_not_shown(name: str) -> None:
+    config = copy.deepcopy(DRY_RUN)
+    config["applications"][1]["runtime_env"] = {"env_vars": {name: "secret-1"}}
+    (found,) = problems(yaml.safe_dump(config))
+    assert found.startswith(f"applications[1].runtime_env.env_vars.{name}: a secret has no place in a config")
+    assert "set it in the environment of Ray's processes" in found
+    assert "secret-1" not in found
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("HF_TOKEN_PATH", "/run/secrets/hf"),
+        ("GOOGLE_APPLICATION_CREDENTIALS", "/run/secrets/google.json"),
+        ("AWS_ACCESS_KEY_ID", "AKIA"),
+        ("TOKENIZERS_PARALLELISM", "false"),
+        ("RAY_AUTH_MODE", "token"),
+        ("HF_TOKEN", ""),
+        ("HF_TOKEN", "${HF_TOKEN}"),
+        ("INDEX", "https://${USER}@host/"),
+        ("REPOSITORY", "git+ssh://git@host/x.git"),
+    ],
+)
+def test_what_is_no_secret_may_stand_in_a_config(name: str, value: str) -> None:
+    config = copy.deepcopy(DRY_RUN)
+    config["applications"][1]["runtime_env"] = {"env_vars": {name: value}}
+    assert problems(yaml.safe_dump(config)) == []
 
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(

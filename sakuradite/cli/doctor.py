@@ -27,11 +27,32 @@ from sakuradite.errors import APIError, SakuraditeError, TransportError
 type Level = Literal["ok", "note", "problem"]
 
 EXTRAS = {
-    "torch": ("ray", "torch", "transformers"),
-    "mlx": ("ray", "mlx", "mlx_lm"),
-    "server": ("ray", "uvicorn"),
-    "batch": ("ray", "pyarrow", "pandas"),
+    "torch": (
+        "models on PyTorch",
+        (
+            "ray",
+            "torch",
+            "transformers",
+            "torchvision",
+            "tokenizers",
+            "safetensors",
+            "gguf",
+            "jinja2",
+            "num2words",
+            "PIL",
+        ),
+    ),
+    "mlx": (
+        "models on MLX, for Apple Silicon",
+        ("ray", "mlx", "mlx_lm", "mlx_vlm", "transformers", "tokenizers", "gguf", "jinja2", "PIL"),
+    ),
+    "server": ("sakuradite serve, check", ("ray", "uvicorn", "httptools", "prometheus_client", "zstandard")),
+    "batch": ("sakuradite batch", ("ray", "pyarrow", "pandas")),
+    "otel": ("traces by OpenTelemetry", ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")),
+    "dev": ("the tests of Sakuradite itself", ("pytest", "hypothesis", "mypy", "ruff")),
 }
+"""Each extra with what it is for and its modules, of which the first few are told with their versions."""
+TOLD = 3
 RAY_VERSION = (2, 60)  # what the cluster part was measured and tested with, at least
 MIN_FREE_BYTES = 2_000_000_000  # a small model and its conversion
 
@@ -64,6 +85,7 @@ def examine(place: Place) -> Iterator[Finding]:
     checks: tuple[Callable[[Place], Iterator[Finding]], ...] = (
         _python,
         _extras,
+        _traces,
         _devices,
         _settings,
         _home,
@@ -84,19 +106,32 @@ def _python(place: Place) -> Iterator[Finding]:
 
 
 def _extras(place: Place) -> Iterator[Finding]:
-    for extra, modules in EXTRAS.items():
-        missing = [module for module in modules if find_spec(module) is None]
+    for extra, (purpose, modules) in EXTRAS.items():
+        missing = [module for module in modules if not _is_there(module)]
         if missing:
-            advice = f"pip install 'sakuradite[{extra}]'"
-            yield Finding(f"[{extra}]", "note", f"not installed ({', '.join(missing)} missing)", advice)
+            found = f"{purpose}: not installed ({', '.join(missing)} missing)"
+            yield Finding(f"[{extra}]", "note", found, f"pip install 'sakuradite[{extra}]'")
         else:
-            yield Finding(f"[{extra}]", "ok", ", ".join(f"{module} {_version(module)}" for module in modules))
+            versions = ", ".join(f"{module} {_version(module)}" for module in modules[:TOLD])
+            yield Finding(f"[{extra}]", "ok", f"{purpose}: {versions}")
     if find_spec("ray") is not None:
         numbers = tuple(int(part) for part in _version("ray").split(".")[:2])
         if numbers < RAY_VERSION:
             yield Finding(
                 "Ray", "problem", f"version {_version('ray')} is too old", "pip install -U 'ray[serve]>=2.60'"
             )
+
+
+def _traces(place: Place) -> Iterator[Finding]:
+    from sakuradite.cluster import tracing
+
+    try:
+        tracing.check()
+    except SakuraditeError as error:
+        yield Finding("traces", "problem", str(error))
+    else:
+        if tracing.wanted():
+            yield Finding("traces", "ok", "OpenTelemetry's variables ask for them")
 
 
 def _devices(place: Place) -> Iterator[Finding]:
@@ -217,11 +252,18 @@ def _port(url: str) -> Iterator[Finding]:
             yield Finding("port", "problem", f"{parts.port}: {error.strerror}", "choose another: serve --port")
 
 
+def _is_there(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # not even the package that it is in
+        return False
+
+
 def _version(module: str) -> str:
     from importlib.metadata import PackageNotFoundError, version
 
     try:
-        return version(module.replace("_", "-"))
+        return version(module.replace("_", "-").replace(".", "-"))
     except PackageNotFoundError:
         return "?"
 

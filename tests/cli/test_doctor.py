@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import socket
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +80,55 @@ def test_missing_extras_and_old_versions(cli: Cli, daemon: Daemon, monkeypatch: 
     found = findings(cli)
     assert found["[mlx]"]["advice"] == "pip install 'sakuradite[mlx]'"
     assert found["Ray"]["found"] == "version 2.9.1 is too old"
+
+
+def test_every_extra_is_told_with_all_that_it_installs(cli: Cli, daemon: Daemon) -> None:
+    """As pyproject.toml says; of [dev] the tools that everything else needs."""
+    from sakuradite.cli.doctor import EXTRAS
+
+    extras = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    found = findings(cli)
+    assert [subject for subject in found if subject.startswith("[")] == [f"[{extra}]" for extra in EXTRAS]
+    assert EXTRAS.keys() == extras.keys()
+    modules = {"pillow": "PIL"}
+    for extra, required in extras.items():
+        purpose, known = EXTRAS[extra]
+        assert found[f"[{extra}]"]["found"].startswith(f"{purpose}: ")
+        names = [re.split(r"[\[>=]", requirement)[0] for requirement in required]
+        needed = {modules.get(name, name.replace("-", "_")) for name in names}
+        told = {module.replace(".", "_") for module in known}
+        assert told <= needed if extra == "dev" else needed <= told
+
+
+def test_what_is_missing_of_a_package_of_several_is_named(
+    cli: Cli, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sakuradite.cli import doctor
+
+    def find(module: str) -> object:
+        if module.startswith("opentelemetry"):
+            raise ModuleNotFoundError(module)  # as find_spec does where the parent is not there
+        return object()
+
+    monkeypatch.setattr(doctor, "find_spec", find)
+    told = findings(cli)["[otel]"]
+    assert told["level"] == "note"
+    assert told["found"].startswith("traces by OpenTelemetry: not installed (opentelemetry.sdk, ")
+    assert told["advice"] == "pip install 'sakuradite[otel]'"
+
+
+def test_traces_that_are_asked_for_and_cannot_be_had_are_a_problem(
+    cli: Cli, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "traces" not in findings(cli)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4318")
+    assert findings(cli)["traces"]["level"] == "ok"
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
+    traces = findings(cli)["traces"]
+    assert traces["level"] == "problem"
+    assert "OTEL_EXPORTER_OTLP_PROTOCOL=grpc" in traces["found"]
 
 
 def test_a_long_folder_for_sockets(cli: Cli, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,8 @@ SECRET_NAME = re.compile(
 """Environment variables that hold a secret: HF_TOKEN, AWS_SECRET_ACCESS_KEY, REDIS_PASSWORD; not HF_TOKEN_PATH."""
 SECRET_VALUE = re.compile(r"\bhf_[A-Za-z0-9]{30,}|://(?!git@)[^/\s@$]+@")
 """A token of the hub's, or a URL with a password or a token in it."""
-REFERENCE = re.compile(r"\$\{\w+\}")  # Ray puts the value there that the variable has on the node
+REFERENCE = re.compile(r"\$\{\w+\}|\$\(\w+\)")
+"""To a variable of the node, which Ray puts there, or of the pod, which Kubernetes does."""
 NO_SECRETS = (
     "a secret has no place in a config, which Ray's dashboard shows to all; "
     "set it in the environment of Ray's processes on each node, in pods from a Secret"
@@ -60,6 +61,10 @@ class ServeConfig:
 
 def serve_configs(text: str) -> list[ServeConfig]:
     """The Serve configs of a file. Raises ValueError for what is no YAML, has a key twice, is endless, or has none."""
+    return _configs(_documents(text))
+
+
+def _documents(text: str) -> list[Any]:
     try:
         documents = [document for document in yaml.load_all(text, _Loader) if document is not None]
     except yaml.YAMLError as error:
@@ -67,14 +72,16 @@ def serve_configs(text: str) -> list[ServeConfig]:
     except RecursionError:
         raise ValueError("nested too deep") from None
     _refuse_endless(documents)
+    return documents
+
+
+def _configs(documents: list[Any]) -> list[ServeConfig]:
     found = []
     for number, document in enumerate(documents):
         if not isinstance(document, dict):
             raise ValueError(f"document {number + 1} is no mapping")
         if document.get("kind") == "RayService":
-            metadata, spec = (document.get(name) for name in ("metadata", "spec"))
-            name = metadata.get("name") if isinstance(metadata, dict) else None
-            place = f"{name or 'RayService'}.spec.serveConfigV2"
+            place, spec = f"{_name(document)}.spec.serveConfigV2", document.get("spec")
             embedded = spec.get("serveConfigV2") if isinstance(spec, dict) else None
             if not isinstance(embedded, str):
                 raise ValueError(f"{place}: a text is expected (serveConfigV2: |)")
@@ -84,6 +91,11 @@ def serve_configs(text: str) -> list[ServeConfig]:
     if not found:
         raise ValueError("no Serve config and no RayService in it")
     return found
+
+
+def _name(document: dict[str, Any]) -> str:
+    metadata = document.get("metadata")
+    return str((metadata.get("name") if isinstance(metadata, dict) else None) or "RayService")
 
 
 def _refuse_endless(documents: list[Any]) -> None:
@@ -101,12 +113,16 @@ def _refuse_endless(documents: list[Any]) -> None:
 
 
 def problems(text: str) -> list[str]:
-    """What is wrong with the Serve configs of a file, each with its place in it; empty where `serve deploy` may go."""
+    """What is wrong with the Serve configs of a file, each with its place in it; empty where `serve deploy` may go.
+
+    Of a RayService also secrets in plain text in the environment of its pods.
+    """
     try:
-        configs = serve_configs(text)
+        configs = _configs(documents := _documents(text))
     except ValueError as error:
         return [str(error)]
-    return [f"{config.place}: {problem}".removeprefix(": ") for config in configs for problem in _problems(config)]
+    found = [f"{config.place}: {problem}".removeprefix(": ") for config in configs for problem in _problems(config)]
+    return found + [p for document in documents if document.get("kind") == "RayService" for p in _in_pods(document)]
 
 
 def _problems(config: ServeConfig) -> Iterator[str]:
@@ -149,6 +165,9 @@ def _application(declared: dict[str, Any], place: str) -> Any:
     except Exception as error:  # a module may fail in any way
         yield f"{place}.import_path: {path} cannot be imported here: {error}"
         return None
+    if unfit := _unfit(builder):
+        yield f"{place}.import_path: {path} is {unfit}; Serve takes an application, or a function of one argument"
+        return None
     if isinstance(builder, types.FunctionType) and (known := BUILDERS.get(builder)) is not None:
         for number, deployment in enumerate(declared.get("deployments") or []):
             if deployment["name"] not in known:
@@ -179,6 +198,16 @@ def _import(path: str) -> Any:
     for part in name.split("."):
         found = getattr(found, part)
     return found
+
+
+def _unfit(builder: Any) -> str | None:
+    """What an import path leads to that Serve cannot deploy; None for what it can."""
+    from ray.serve import Application
+
+    if isinstance(builder, types.FunctionType):
+        count = len(inspect.signature(builder).parameters)
+        return None if count == 1 else f"a function of {count} arguments"
+    return None if isinstance(builder, Application) else f"of type {type(builder).__name__}"
 
 
 def _argument(builder: Callable[..., Any]) -> type[BaseModel] | None:
@@ -259,6 +288,23 @@ def _secrets(value: Any, place: str) -> Iterator[str]:
                 yield from _secrets(below, f"{place}{key}.")
     elif isinstance(value, str) and SECRET_VALUE.search(value):
         yield f"{place.removesuffix('.')}: {NO_SECRETS}"
+
+
+def _in_pods(document: dict[str, Any]) -> Iterator[str]:
+    """Secrets in the environment of a manifest's pods, which everybody who reads the file can read."""
+
+    def look(value: Any, place: str) -> Iterator[str]:
+        for key, below in enumerate(value) if isinstance(value, list) else value.items():
+            where = f"{place}[{key}]" if isinstance(value, list) else f"{place}.{key}"
+            if not isinstance(below, list | dict):
+                continue
+            if isinstance(value, list) and place.endswith(".env") and isinstance(below, dict):
+                name, text = str(below.get("name")), str(below.get("value") or "")
+                if _is_secret(name, text) or SECRET_VALUE.search(text):
+                    yield f"{where}: {name} is a secret; take it from one (valueFrom: {{secretKeyRef: ...}})"
+            yield from look(below, where)
+
+    yield from look(document, _name(document))
 
 
 def _is_secret(name: str, value: Any) -> bool:

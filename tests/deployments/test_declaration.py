@@ -129,6 +129,18 @@ CASES: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
         setting("applications.0.import_path", "sakuradite.cluster.application:sever"),
         "applications[0].import_path: sakuradite.cluster.application:sever cannot be imported here",
     ),
+    "a module": (
+        setting("applications.0.import_path", "os:path"),
+        "applications[0].import_path: os:path is of type module; Serve takes an application, or a function",
+    ),
+    "no builder": (
+        setting("applications.0.import_path", "sakuradite.config:ENVIRONMENT"),
+        "applications[0].import_path: sakuradite.config:ENVIRONMENT is of type dict",
+    ),
+    "a function of several arguments": (
+        setting("applications.0.import_path", "sakuradite.cluster.application:model_application"),
+        "applications[0].import_path: sakuradite.cluster.application:model_application is a function of ",
+    ),
     "a value": (
         setting("applications.1.args.config.max_batch_size", 0),
         "applications[1].args.config.max_batch_size: Input should be greater than or equal to 1",
@@ -211,6 +223,17 @@ def test_what_is_no_secret_may_stand_in_a_config(name: str, value: str) -> None:
     config = copy.deepcopy(DRY_RUN)
     config["applications"][1]["runtime_env"] = {"env_vars": {name: value}}
     assert problems(yaml.safe_dump(config)) == []
+
+
+def test_a_secret_in_plain_text_in_the_pods_of_a_manifest_is_named_and_not_shown() -> None:
+    manifest = (ROOT / "cluster-configs" / "kuberay" / "rayservice-cpu.yaml").read_text()
+    assert problems(manifest) == []
+    secret = "valueFrom: {secretKeyRef: {name: sakuradite-keys, key: api-key}}"
+    assert secret in manifest
+    (found, *more) = problems(manifest.replace(secret, "value: secret-1"))
+    assert found.startswith("sakuradite.spec.rayClusterConfig.headGroupSpec.template.spec.containers[0].env[")
+    assert "SAKURADITE_API_KEY is a secret; take it from one (valueFrom: {secretKeyRef: ...})" in found
+    assert "secret-1" not in " ".join([found, *more])
 
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(

@@ -173,6 +173,9 @@ def _home(place: Place) -> Iterator[Finding]:
     if not home.exists():
         yield Finding("home", "note", f"{home} does not exist yet", "it is made when it is needed")
         home = next(parent for parent in home.parents if parent.exists())
+    elif not home.is_dir():
+        yield Finding("home", "problem", f"{home} is no folder", "set SAKURADITE_HOME to a folder of yours")
+        return
     elif sys.platform != "win32" and stat.S_IMODE(home.stat().st_mode) & 0o022:
         yield Finding("home", "problem", f"{home} can be written by others", f"chmod go-w {home}")
     else:

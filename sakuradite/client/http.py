@@ -73,7 +73,11 @@ def is_loopback(url: str) -> bool:
 
 def checked_base_url(url: str) -> str:
     """The URL without a slash at its end. Raises ConfigurationError for what is no http(s) URL."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+        _ = parts.port, httpx.URL(url)
+    except (ValueError, httpx.InvalidURL) as error:
+        raise ConfigurationError(f"base_url {url!r} is no URL: {error}") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigurationError(f"base_url must start with http:// or https:// and name a host, not {url!r}")
     if parts.query or parts.fragment or parts.username or parts.password:

@@ -138,6 +138,10 @@ def test_a_local_path_is_sent_absolute(
         (["load", "m", "--dtype", "float8"], "dtype: Input should be"),
         (["serve", "--port", "70000"], "Invalid value for '--port'"),
         (["--base-url", "nowhere", "ps"], "base_url must start with http"),
+        (["--base-url", "http://127.0.0.1:77777", "ps"], "base_url 'http://127.0.0.1:77777' is no URL: Port out of"),
+        (["--base-url", "http://127.0.0.1:port", "ps"], "base_url 'http://127.0.0.1:port' is no URL: Port could"),
+        (["--base-url", "http://[::1", "ps"], "base_url 'http://[::1' is no URL: Invalid IPv6"),
+        (["--base-url", "http://a\tb", "ps"], "base_url 'http://a\\tb' is no URL: Invalid non-printable"),
     ],
 )
 def test_wrong_usage_is_one_line_and_code_2(cli: Cli, daemon: Daemon, arguments: list[str], message: str) -> None:

@@ -66,6 +66,18 @@ def test_a_home_and_a_key_that_others_can_reach(cli: Cli, daemon: Daemon, home: 
     assert cli("doctor").code == 1
 
 
+def test_a_home_that_is_a_file(cli: Cli, daemon: Daemon, home: Path) -> None:
+    home.write_text("")
+    found = findings(cli)["home"]
+    assert (found["level"], found["found"]) == ("problem", f"{home} is no folder")
+    assert cli("doctor").code == 1
+
+
+def test_an_address_that_is_none_is_a_finding(cli: Cli) -> None:
+    found = findings(cli, "--base-url", "http://127.0.0.1:77777")["daemon"]
+    assert (found["level"], "is no URL: Port out of range" in found["found"]) == ("problem", True)
+
+
 def test_a_wrong_config_file(cli: Cli, daemon: Daemon, home: Path) -> None:
     home.mkdir()
     (home / "config.toml").write_text("modle = 1\n")

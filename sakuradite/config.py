@@ -77,8 +77,8 @@ class ModelConfig(BaseModel):
     """Seconds from admission to the last answer."""
 
     replicas: Annotated[int, Field(ge=1)] | ReplicaRange = 1
-    num_gpus: float | None = Field(default=None, ge=0)
-    num_cpus: float | None = Field(default=None, ge=0)
+    num_gpus: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    num_cpus: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     memory: int | None = Field(default=None, ge=1)
     """Bytes of main memory to ask the scheduler for."""
     resources: dict[str, float] = Field(default_factory=dict)

@@ -66,7 +66,15 @@ def test_the_documented_defaults_of_a_model() -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", [{"max_batch": 3}, {"replicas": {"min": 3, "max": 2}}, {"timeout": 0}, {"dtype": "int8"}]
+    "bad",
+    [
+        {"max_batch": 3},
+        {"replicas": {"min": 3, "max": 2}},
+        {"timeout": 0},
+        {"dtype": "int8"},
+        {"num_cpus": float("inf")},
+        {"num_gpus": float("nan")},
+    ],
 )
 def test_a_misspelt_or_impossible_model_setting_is_refused(bad: dict[str, object]) -> None:
     with pytest.raises(ValidationError):

@@ -89,7 +89,10 @@ def run(
     keeps the model from loading, MissingExtraError.
     """
     _require(address, config := model if isinstance(model, ModelConfig) else ModelConfig(model=model))
-    job = Job(Source(Path(source).expanduser()), Path(target).expanduser().absolute(), questions, config, keep, report)
+    if whole_row and state_column is not None:
+        raise ConfigurationError(f"decide on the column {state_column!r} or on the whole row, not on both")
+    kept = None if keep is None else list(dict.fromkeys(keep))
+    job = Job(Source(Path(source).expanduser()), Path(target).expanduser().absolute(), questions, config, kept, report)
     return job.run(address, state_column, whole_row, restart, home_directory(home)[0])
 
 
@@ -108,7 +111,7 @@ class Job:
     target: Path
     questions: Questions
     config: ModelConfig
-    keep: Sequence[str] | None
+    keep: list[str] | None
     report: Report
     progress: Progress = field(default_factory=Progress)
 
@@ -133,8 +136,7 @@ class Job:
                 with _ray(address):
                     self._decide(folder, work, _pool(self.config, home, address is None, parts))
             self._tell("writing")
-            keep = None if self.keep is None else list(self.keep)
-            output = Output(self.source, self.target, self.checked, keep, manifest["columns"])
+            output = Output(self.source, self.target, self.checked, self.keep, manifest["columns"])
             output.write(folder.output, folder.lines(), manifest["rows"], manifest["input"])
             made, seconds = self.progress, round(time.monotonic() - clock, 3)
             found = Summary(str(self.target), made.done, made.errors, made.resumed, made.input_tokens, seconds)
@@ -146,7 +148,7 @@ class Job:
     def _check(self) -> None:
         """What can be refused before anything is read or made."""
         self.source.check()
-        check_kept(self.source, None if self.keep is None else list(self.keep))
+        check_kept(self.source, self.keep)
         if found := other_than_file(self.target):
             raise ConfigurationError(f"{self.target}: is {found}; the output has to be a file, which is made whole")
         file_format(self.target)
@@ -160,13 +162,12 @@ class Job:
         self, folder: Folder, begun: Mapping[str, Any] | None, column: str | None, whole_row: bool
     ) -> Mapping[str, Any]:
         """What the job is made from; of an earlier run, once it is the same."""
-        keep = None if self.keep is None else list(self.keep)
         now = made_from(self.source, _plain_questions(self.checked), self.config, column, whole_row)
         if begun is not None and (COMPLETE not in begun or self.target.exists()):
             check_same(begun, now, folder.path)
-            check_columns(begun["columns"], self.checked, keep)  # what is kept may have changed
+            check_columns(begun["columns"], self.checked, self.keep)  # what is kept may have changed
             return begun
-        manifest = {**now, **layout(self.source, self.target, self.checked, keep)}
+        manifest = {**now, **layout(self.source, self.target, self.checked, self.keep)}
         folder.begin(manifest)
         return manifest
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from sakuradite.batch.flat import Kinds, answer_columns, check_free
 from sakuradite.batch.parts import rows_per_part
-from sakuradite.batch.source import Row, Source, decoded, file_format
+from sakuradite.batch.source import Row, Source, decoded, file_format, is_text
 from sakuradite.config import ModelConfig
 from sakuradite.errors import ConfigurationError
 from sakuradite.questions import Choice, Noul, Score
@@ -17,6 +18,7 @@ VERSION = 1
 ANSWERING = ("model", "revision", "backend", "device", "dtype", "max_input_tokens", "max_questions")
 """The fields of a ModelConfig that answers depend on; the others may change between two runs of a job."""
 DEFAULT_COLUMN = "state"
+LOOK = 100  # rows of a .jsonl that are looked at for a column that was named
 
 
 def made_from(
@@ -60,10 +62,11 @@ def layout(
 def check_columns(
     columns: Mapping[str, Any] | None, questions: Mapping[str, Noul | Choice | Score], keep: list[str] | None
 ) -> None:
-    """Refuse a kept column of a flat output that has the name of an answer's."""
+    """Refuse a kept column of a flat output that is not there, or that has the name of an answer's."""
     if columns is not None:
-        names = columns if keep is None else [name for name in keep if name in columns]
-        check_free(names, answer_columns(questions))
+        if columns and (missing := [name for name in keep or () if name not in columns]):
+            raise ConfigurationError(f"no row has a column {missing[0]!r} to keep; there are {', '.join(columns)}")
+        check_free(columns if keep is None else keep, answer_columns(questions))
 
 
 def check_same(manifest: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
@@ -100,17 +103,29 @@ def _named(column: str | None) -> str:
 def state_column(source: Source, column: str | None) -> str | None:
     """The column that is the state: the one that was named, else `state` where the input has it, else the whole row.
 
-    Of .jsonl the first row that can be read decides. Raises ConfigurationError for a column that is not there.
+    Of .jsonl the first row that can be read decides. Raises ConfigurationError for a column that is not there, in a
+    .jsonl in none of the first rows.
     """
     names = source.header()
     if names is None:
         if column is not None:
+            _check_rows(source, column)
             return column
         first = next((value for row in source.rows() if (value := _value(row)) is not None), None)
         names = list(first) if isinstance(first, dict) else []
     elif column is not None and column not in names:
         raise ConfigurationError(f"{source.path}: no column {column!r}; it has {', '.join(names)}")
     return column or (DEFAULT_COLUMN if DEFAULT_COLUMN in names else None)
+
+
+def _check_rows(source: Source, column: str) -> None:
+    """Refuse a column that none of the first rows of a .jsonl has: each row would be an error."""
+    rows = [value for row in islice(source.rows(), LOOK) if isinstance(value := _value(row), dict)]
+    if rows and not any(column in row for row in rows):
+        raise ConfigurationError(
+            f"{source.path}: none of the first {len(rows)} rows has a column {column!r}; "
+            f"the first one has {', '.join(filter(is_text, rows[0]))}"
+        )
 
 
 def check_kept(source: Source, keep: list[str] | None) -> None:

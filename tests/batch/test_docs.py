@@ -6,7 +6,7 @@ import re
 import shlex
 from pathlib import Path
 
-from sakuradite.batch import parts, pipeline
+from sakuradite.batch import manifest, parts, pipeline
 from sakuradite.cli.shell import commands
 from sakuradite.errors import OF_THE_ROW
 from sakuradite.questions import Choice, Noul, Score
@@ -52,5 +52,6 @@ def test_the_columns_are_those_of_a_flat_output() -> None:
 
 def test_the_numbers_are_those_of_the_code() -> None:
     assert f"A part has {parts.MIN_ROWS} to {parts.MAX_ROWS:,} rows, a {parts.PARTS:,}th" in PAGE
+    assert f"none of the first {manifest.LOOK} rows of a `.jsonl`" in PAGE
     assert f"at most {parts.PART_BYTES >> 20} MiB of JSON" in PAGE
     assert (pipeline.CALLS, pipeline.IN_FLIGHT, pipeline.RETRIES) == (2, 3, 2)  # two parts, a third waits, three times

@@ -389,6 +389,11 @@ def test_a_column_that_is_kept_only_after_an_interruption_is_looked_at_too(
         ("in.csv", {}, "is the input"),
         ("out.csv", {"state_column": "text"}, "no column 'text'; it has id, state"),
         ("out.csv", {"keep": ["id", "x"]}, "no column 'x' to keep; it has id, state"),
+        (
+            "out.csv",
+            {"state_column": "state", "whole_row": True},
+            "the column 'state' or on the whole row, not on both",
+        ),
         ("out.csv", {"questions": {"id": {"type": "noul"}, "id.noul": {"type": "noul"}}, "keep": []}, None),
     ],
 )
@@ -402,6 +407,34 @@ def test_what_is_refused_before_anything_is_done(
     with pytest.raises(ConfigurationError, match=said):
         run_fake(tmp_path / "in.csv", tmp_path / target, **more)
     assert not (tmp_path / f"{target}.batch").exists() or not list((tmp_path / f"{target}.batch").glob("manifest*"))
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_a_column_to_keep_that_no_row_has_is_refused_before_the_work(suffix: str, tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "in.jsonl", {"state": "a"}, {"state": "b", "late": 1})
+    with pytest.raises(ConfigurationError, match="no row has a column 'lote' to keep; there are state, late"):
+        run_fake(source, tmp_path / f"out.{suffix}", keep=["late", "lote"])
+    assert run_fake(source, tmp_path / f"out.{suffix}", keep=["late"]).rows == 2
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
+def test_a_column_that_is_kept_twice_is_there_once(suffix: str, tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("id,state\n1,a\n")
+    target = tmp_path / f"out.{suffix}"
+    assert run_fake(tmp_path / "in.csv", target, keep=["id", "id"]).rows == 1
+    if suffix == "jsonl":
+        assert read_lines(target)[0]["row"] == {"id": "1"}
+    else:
+        assert (Source(target).header() or [])[:3] == ["line", "id", "model"]
+
+
+def test_a_slip_in_the_name_of_the_state_is_told_before_the_work(tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "in.jsonl", b"{bad", {"id": 1, "text": "a"}, {"id": 2})
+    with pytest.raises(
+        ConfigurationError, match="none of the first 2 rows has a column 'txt'; the first one has id, text"
+    ):
+        run_fake(source, tmp_path / "out.jsonl", state_column="txt")
+    assert run_fake(source, tmp_path / "out.jsonl", state_column="text").errors == 2
 
 
 def bind(path: Path) -> None:

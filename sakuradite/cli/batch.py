@@ -19,10 +19,11 @@ from sakuradite.cli.options import (
     Device,
     Dtype,
     Offline,
+    Questions,
     Revision,
     Setting,
-    checkpoint_name,
     model_config,
+    named_model,
     read_json_file,
 )
 from sakuradite.cli.output import print_json
@@ -39,9 +40,7 @@ def batch(
     context: typer.Context,
     source: Annotated[Path, typer.Argument(metavar="IN", help="A .jsonl (also .gz, .zst), .csv or .parquet file.")],
     target: Annotated[Path, typer.Argument(metavar="OUT", help="The output: .jsonl, .csv or .parquet.")],
-    questions: Annotated[
-        Path, typer.Option("--questions", "-q", metavar="FILE", help="A JSON map of questions by id.")
-    ],
+    questions: Questions,
     model: Annotated[
         str | None, typer.Option("--model", "-m", metavar="MODEL", help="Else SAKURADITE_MODEL, config.toml.")
     ] = None,
@@ -73,13 +72,10 @@ def batch(
 ) -> None:
     """Decide on every row of a file. What is done is kept; the same command goes on after an interruption."""
     from sakuradite.batch import run
-    from sakuradite.config import client_settings
 
     home = place_of(context).home
     asked = read_json_file(questions)
-    name = checkpoint_name(model) if model else client_settings(home).model
-    if name is None:
-        raise UsageError("no model: name one (--model MODEL), or set SAKURADITE_MODEL")
+    name = named_model(model, home, "--model MODEL")
     resources = {"replicas": replicas, "num_gpus": num_gpus, "num_cpus": num_cpus}
     loading: dict[str, Any] = {"backend": backend, "device": device, "dtype": dtype, "revision": revision}
     config = model_config(name, set_, offline=offline, **loading, **resources)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 Model = Annotated[
     str, typer.Argument(metavar="MODEL", help="A hub id, or the path of a checkpoint where the daemon runs.")
 ]
+Questions = Annotated[Path, typer.Option("--questions", "-q", metavar="FILE", help="A JSON map of questions by id.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else on stdout.")]
 Revision = Annotated[str | None, typer.Option(metavar="REV", help="A branch, tag or commit of the hub.")]
 Offline = Annotated[bool, typer.Option("--offline", help="Use local files only.")]
@@ -32,6 +33,15 @@ def checkpoint_name(model: str) -> str:
     looks_local = model.startswith(("./", "../", "~", "/")) or model.endswith(".gguf")
     path = Path(model).expanduser()
     return str(path.absolute()) if looks_local and path.exists() else model
+
+
+def named_model(model: str | None, home: Path | None, how: str) -> str:
+    """The model that the command line or the settings name. Raises UsageError, which says `how` to name one."""
+    from sakuradite.config import client_settings
+
+    if (name := checkpoint_name(model) if model else client_settings(home).model) is None:
+        raise UsageError(f"no model: name one ({how}), or set SAKURADITE_MODEL")
+    return name
 
 
 def model_config(model: str, settings: list[str] | None, **options: Any) -> ModelConfig:

@@ -17,10 +17,11 @@ from sakuradite.cli.options import (
     Device,
     Dtype,
     Offline,
+    Questions,
     Revision,
     Setting,
-    checkpoint_name,
     model_config,
+    named_model,
     parse_json,
     read_file,
     read_json_file,
@@ -38,9 +39,7 @@ JSONL_RETRIES = 8  # of one row after 429 or 503: a full queue or a replica that
 
 def run(
     context: typer.Context,
-    questions: Annotated[
-        Path, typer.Option("--questions", "-q", metavar="FILE", help="A JSON map of questions by id.")
-    ],
+    questions: Questions,
     model: Annotated[
         str | None, typer.Argument(metavar="MODEL", help="Loaded if needed. Else SAKURADITE_MODEL, config.toml.")
     ] = None,
@@ -82,17 +81,13 @@ def run(
     concurrency: Annotated[int, typer.Option(metavar="N", min=1, help="With --jsonl: requests in flight.")] = 16,
 ) -> None:
     """Print a decision about a state as JSON. The model is loaded if needed."""
-    from sakuradite.config import client_settings
-
     place = place_of(context)
     asked = _questions(questions)
     _refuse_together(jsonl=jsonl, state=state, state_file=state_file, image=image, stream=stream, table=table)
     if not jsonl and (field or output or resume):
         raise UsageError("--field, --output and --resume belong to --jsonl")
     given: Any = None if jsonl else _state(state, state_file)
-    name = checkpoint_name(model) if model else client_settings(place.home).model
-    if name is None:
-        raise UsageError("no model: name one (sakuradite run MODEL …), or set SAKURADITE_MODEL")
+    name = named_model(model, place.home, "sakuradite run MODEL …")
     config = model_config(name, set_, backend=backend, device=device, dtype=dtype, revision=revision, offline=offline)
     _check("" if jsonl else given, asked, image or (), timeout, questions)
     if jsonl:

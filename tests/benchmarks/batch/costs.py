@@ -9,6 +9,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +69,8 @@ def main() -> None:
         for suffix in ("jsonl", "csv", "parquet"):
             columns = None if suffix == "jsonl" else {"id": "int", "state": "text"}
             output = Output(source, folder / f"out.{suffix}", checked, None, columns)  # type: ignore[arg-type]
-            timed(
-                f"driver: write .{suffix}", ROWS, "rows", lambda out=output: out.write(kept.output, kept.lines(), ROWS)
-            )  # type: ignore[misc]
+            write = partial(output.write, kept.output)
+            timed(f"driver: write .{suffix}", ROWS, "rows", lambda out=write: out(kept.lines(), ROWS))  # type: ignore[misc]
         kept.remove()
         small = Source(write_lines(folder / "small.jsonl", *({"state": "a"} for _ in range(PARTS))))
         with _ray(None):

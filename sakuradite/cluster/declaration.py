@@ -232,20 +232,28 @@ def _unknown(value: Any, kind: Any, place: str) -> Iterator[str]:
     fields = {f.alias or name: f.annotation for model in models for name, f in model.model_fields.items()}
     for key, below in value.items():
         if key == "runtime_env" and key in fields:
-            yield from _unknown_of_runtime_env(below, f"{place}{key}.")
+            yield from _wrong_in_runtime_env(below, f"{place}{key}.")
         elif key in fields:
             yield from _unknown(below, _items(fields[key], below), f"{place}{key}.")
         else:
             yield f"{place}{key}: unknown{_meant(str(key), fields)}"
 
 
-def _unknown_of_runtime_env(value: Any, place: str) -> Iterator[str]:
+def _wrong_in_runtime_env(value: Any, place: str) -> Iterator[str]:
     from ray.runtime_env import RuntimeEnv
 
     known = RuntimeEnv.known_fields
     for key in value if isinstance(value, dict) else ():
         if key not in known:
             yield f"{place}{key}: unknown{_meant(str(key), known)}"
+    if not isinstance(value, dict) or (variables := value.get("env_vars")) is None:
+        return
+    if not isinstance(variables, dict):
+        yield f"{place}env_vars: a mapping of names to texts is expected"
+        return
+    for name, text in variables.items():
+        if not (isinstance(name, str) and isinstance(text, str)):
+            yield f"{place}env_vars.{name}: a text is expected; put it in quotes"
 
 
 def _models(kind: Any) -> Iterator[type[BaseModel]]:

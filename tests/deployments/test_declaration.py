@@ -113,6 +113,14 @@ CASES: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
         setting("applications.1.runtime_env", {"env_varss": {}}),
         "applications[1].runtime_env.env_varss: unknown; did you mean env_vars?",
     ),
+    "a number in the environment": (
+        setting("applications.1.runtime_env", {"env_vars": {"OMP_NUM_THREADS": 4}}),
+        "applications[1].runtime_env.env_vars.OMP_NUM_THREADS: a text is expected; put it in quotes",
+    ),
+    "no environment": (
+        setting("applications.1.runtime_env", {"env_vars": ["A=1"]}),
+        "applications[1].runtime_env.env_vars: a mapping of names to texts is expected",
+    ),
     "no such deployment": (
         setting("applications.0.deployments", [{"name": "Routr"}]),
         "applications[0].deployments[0].name: this application has no deployment 'Routr'; it has Catalog, Router",

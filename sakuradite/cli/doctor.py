@@ -170,7 +170,12 @@ def _home(place: Place) -> Iterator[Finding]:
     from sakuradite.http.keys import FILE_NAME, read_admin_key
 
     home, _ = home_directory(place.home)
-    if not home.exists():
+    try:
+        there = home.exists()
+    except OSError as error:  # a name too long, a loop of links
+        yield Finding("home", "problem", f"{home}: {error.strerror}", "set SAKURADITE_HOME to a folder of yours")
+        return
+    if not there:
         yield Finding("home", "note", f"{home} does not exist yet", "it is made when it is needed")
         home = next(parent for parent in home.parents if parent.exists())
     elif not home.is_dir():

@@ -60,8 +60,13 @@ def model_config(model: str, settings: list[str] | None, **options: Any) -> Mode
     try:
         return ModelConfig(model=checkpoint_name(model), **values)
     except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        raise UsageError(f"{'.'.join(str(part) for part in first['loc'][:1])}: {first['msg']}") from None
+        # of a union the branch that got furthest into the value; second in its place is the branch's own name
+        found = max(
+            error.errors(include_input=False, include_url=False),
+            key=lambda one: (len(one["loc"]), one["type"] == "value_error"),
+        )
+        place = [*found["loc"][:1], *found["loc"][2:]]
+        raise UsageError(f"{'.'.join(map(str, place))}: {found['msg']}") from None
 
 
 def _value(text: str) -> Any:

@@ -73,6 +73,11 @@ def test_a_home_that_is_a_file(cli: Cli, daemon: Daemon, home: Path) -> None:
     assert cli("doctor").code == 1
 
 
+def test_a_home_that_cannot_be_looked_at(cli: Cli, daemon: Daemon, tmp_path: Path) -> None:
+    found = findings(cli, "--home", tmp_path / ("a" * 300))["home"]
+    assert (found["level"], "File name too long" in found["found"]) == ("problem", True)
+
+
 def test_an_address_that_is_none_is_a_finding(cli: Cli) -> None:
     found = findings(cli, "--base-url", "http://127.0.0.1:77777")["daemon"]
     assert (found["level"], "is no URL: Port out of range" in found["found"]) == ("problem", True)

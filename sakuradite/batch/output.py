@@ -9,6 +9,7 @@ import codecs
 import csv
 import io
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import batched, islice
@@ -71,7 +72,10 @@ class Output:
                 os.fsync(file.fileno())
             if content is not None and self.source.fingerprint() != content:
                 raise _changed(self.source.path)
-            temporary.replace(landing(self.target))
+            place = landing(self.target)
+            if place.exists():
+                shutil.copymode(place, temporary)  # what only its owner may read stays so
+            temporary.replace(place)
         except OSError as error:
             temporary.unlink(missing_ok=True)
             raise storage(self.target, error) from None

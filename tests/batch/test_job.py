@@ -6,6 +6,7 @@ import csv
 import os
 import random
 import socket
+import stat
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -489,6 +490,7 @@ def test_an_output_that_is_a_link_is_written_where_it_leads(
     source = write_lines(tmp_path / "in.jsonl", *states(40))
     if exists:
         real.write_text("precious")
+        real.chmod(0o600)
         with pytest.raises(ConfigurationError, match="exists; add --restart to replace it"):
             run_fake(source, link)
     places: list[list[str]] = []
@@ -505,6 +507,8 @@ def test_an_output_that_is_a_link_is_written_where_it_leads(
     assert os.listdir(tmp_path / "disk") == ["data"]
     assert (link.is_symlink(), other.is_symlink()) == (True, True)
     assert len(real.read_text().splitlines()) == 41
+    if exists:
+        assert stat.S_IMODE(real.stat().st_mode) == 0o600
 
 
 def test_a_file_of_somebody_elses_beside_the_output_is_left_alone(tmp_path: Path) -> None:

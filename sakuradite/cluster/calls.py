@@ -18,6 +18,7 @@ from hashlib import blake2b
 from typing import Any, Protocol
 
 from sakuradite.cluster.balance import TokenQueues, tokens_of
+from sakuradite.cluster.deaths import Place, node_lost
 from sakuradite.errors import (
     APIError,
     InferenceFailedError,
@@ -43,9 +44,11 @@ GRACE_SECONDS = 2.0
 """The replica keeps the deadline; past it by this much the caller gives up on the replica."""
 RETRY_AFTER_SECONDS = 5.0
 
-MAX_DEATHS = 3
-"""Replicas that may die under one request. Two at once can be an accident; the third time it goes out alone, so that if
-it is the one that kills them it takes nobody with it, and nobody else is blamed."""
+SUSPECT_DEATHS = 2
+"""A request whose replicas died so often goes out alone, to be computed with nobody else. If that replica dies too, and
+not with its node, the request is to blame; what dies before its turn, or among others, is not counted against it."""
+MAX_DEATHS = 10
+"""Then it is given up without blame: its deadline may be far, and it may kill before its turn is told."""
 SUSPECT_SECONDS = 0.5
 """Up to so long, at random, before each that goes alone: those of several routers must not meet at a new replica."""
 BLAMED_SECONDS = 300.0
@@ -60,8 +63,8 @@ class _Ticket:
     """One request on its way. Outcomes wait here until the reader takes them: no more than one per row."""
 
     __slots__ = (
-        "attempts", "failure", "key", "outcomes", "owed", "packet", "queues", "replica", "request", "rows_left", "size",
-        "tokens", "wake",
+        "alone", "attempts", "failure", "key", "outcomes", "owed", "packet", "queues", "replica", "request",
+        "rows_left", "size", "tokens", "wake",
     )  # fmt: skip
 
     def __init__(self, key: str, request: RequestRecord, queues: TokenQueues) -> None:
@@ -77,6 +80,7 @@ class _Ticket:
         self.failure: APIError | None = None
         self.wake: asyncio.Future[None] | None = None
         self.attempts = 0
+        self.alone = False
 
     def join(self, replicas: Collection[str]) -> None:
         """Take a place in the shortest queue; after the death of a replica in another one."""
@@ -143,9 +147,10 @@ class ModelCalls:
         """
         self._retries = retries
         handle = handle_of(MODEL_DEPLOYMENT, application)
-        streaming = handle.options(stream=True, method_name="decide_many")
-        self._by_grpc = streaming.options(_by_reference=False)
-        self._by_reference = streaming.options(_by_reference=True)
+        self._together, self._alone = (
+            {large: handle.options(stream=True, method_name=method, _by_reference=large) for large in (False, True)}
+            for method in ("decide_many", "decide_alone")
+        )
         self._handle = handle
         self._describe = handle.options(method_name="describe", _by_reference=False)
         self._timeout, self._cold_start, self._model = timeout, cold_start, model
@@ -241,7 +246,8 @@ class ModelCalls:
 
     async def close(self) -> None:
         """Fail what is still waiting and end the calls."""
-        self._fail(self._waiting + self._suspects, ReplicaUnavailableError("the model is being unloaded"))
+        on_their_way = itertools.chain(self._waiting, self._suspects, *self._calls.values())
+        self._fail(list(on_their_way), ReplicaUnavailableError("the model is being unloaded"))
         self._waiting, self._suspects = [], []
         if self._timer is not None:
             self._timer.cancel()
@@ -303,18 +309,26 @@ class ModelCalls:
         from ray.exceptions import RayActorError, RayError
         from ray.serve.exceptions import RayServeException
 
-        handle = self._by_grpc if size <= MAX_CALL_BYTES else self._by_reference
+        alone = batch[0].alone
+        handle = (self._alone if alone else self._together)[size > MAX_CALL_BYTES]
         for ticket in batch:
             ticket.attempts += 1
         tickets = {ticket.key: ticket for ticket in batch}
         requests = [(ticket.key, ticket.packet) for ticket in batch]
         stream = handle.remote(requests, self._model, replica=batch[0].replica)
+        place: Place | None = None
         try:
             async for data in stream:
+                if alone and place is None:
+                    place = Place.unpack(data)
+                    continue
                 for key, outcomes in unpack_outcomes(data):
                     tickets[key].deliver(outcomes)
-        except RayActorError:
-            self._again(batch)  # the replica died; scoring twice gives the same
+        except RayActorError:  # the replica died; scoring twice gives the same
+            if place is None or await self._node_lost(place):
+                self._again(batch)
+            else:
+                self._blame(batch[0])
         except (RayServeException, RayError) as error:
             log.warning("a call to %s failed: %s", self._handle.app_name, type(error).__name__)
             self._fail(batch, ReplicaUnavailableError("the model cannot be reached", retry_after=RETRY_AFTER_SECONDS))
@@ -329,27 +343,26 @@ class ModelCalls:
             self._fail(batch, InternalError("the model did not answer every question"))
 
     def _again(self, batch: list[_Ticket]) -> None:
-        """A replica died: what it had goes out once more together, the next time one by one, then no more."""
+        """A replica died: what it had goes out once more together, from the next time on one by one and alone."""
         for ticket in batch:
             if ticket.done:
                 continue
             ticket.leave()
             if ticket.attempts >= MAX_DEATHS:
-                self._blame(ticket)
+                lost = f"{ticket.attempts} replicas in turn were lost before they had answered"
+                ticket.fail(ReplicaUnavailableError(lost, retry_after=RETRY_AFTER_SECONDS))
                 continue
             if self._retries is not None:
                 self._retries.inc()
-            if ticket.attempts == MAX_DEATHS - 1:
-                self._suspects.append(ticket)
-            else:
-                self._waiting.append(ticket)
+            ticket.alone = ticket.attempts >= SUSPECT_DEATHS
+            (self._suspects if ticket.alone else self._waiting).append(ticket)
         if self._waiting:
             self._send()
         if self._suspects and (self._trial is None or self._trial.done()):
             self._trial = self._loop.create_task(self._try_suspects())
 
     async def _try_suspects(self) -> None:
-        """Send those that may have killed two replicas, each when the one before has been answered."""
+        """Send those that may have killed their replicas, each when the one before has been answered."""
         while self._suspects:
             for _ in range(SUSPECT_LOOKS):
                 await asyncio.sleep(random.random() * SUSPECT_SECONDS)
@@ -357,12 +370,24 @@ class ModelCalls:
                     break
             if self._suspects and not (ticket := self._suspects.pop(0)).done:
                 ticket.join(running_replicas(self._handle) or [])
-                await self._call([ticket], ticket.size)
+                await asyncio.wait([self._start([ticket], ticket.size)])
+
+    async def _node_lost(self, place: Place) -> bool:
+        """Whether the replica at `place` went with its node. Where Ray cannot say, nobody is blamed."""
+        from ray.exceptions import RayError
+
+        try:
+            return await node_lost(place)
+        except RayError as error:
+            log.warning("Ray does not say how %s ended: %s", place.actor, type(error).__name__)
+            return True
 
     def _blame(self, ticket: _Ticket) -> None:
-        ticket.fail(InferenceFailedError(f"{MAX_DEATHS} replicas in turn died of this request; it is not tried again"))
         self._blamed[_fingerprint(ticket.request)] = self._loop.time()
-        log.error("%s: a request killed %d replicas in turn and is refused from now on", self._name, MAX_DEATHS)
+        log.error("%s: a request killed a replica alone and is refused from now on", self._name)
+        if not ticket.done:
+            times = f"{ticket.attempts} replicas in turn died"
+            ticket.fail(InferenceFailedError(f"{times} of this request; it is not tried again"))
 
     def _refuse_blamed(self, request: RequestRecord) -> None:
         now = self._loop.time()
@@ -371,7 +396,7 @@ class ModelCalls:
                 del self._blamed[print_]
         if self._blamed and _fingerprint(request) in self._blamed:
             raise InferenceFailedError(
-                f"{MAX_DEATHS} replicas died of the same request within the last {BLAMED_SECONDS / 60:g} minutes"
+                f"replicas died of the same request within the last {BLAMED_SECONDS / 60:g} minutes"
             )
 
     @staticmethod
@@ -387,6 +412,11 @@ class ModelCalls:
             if ticket in line:
                 line.remove(ticket)
                 return
+        if ticket.alone:  # it may be waiting for its turn in the replica
+            for call, batch in self._calls.items():
+                if ticket in batch:
+                    call.cancel()
+            return
         if not self._cancelled:
             self._loop.call_soon(self._send_cancelled)
         self._cancelled.append(ticket.key)

@@ -8,16 +8,18 @@ import logging
 import os
 import sys
 import time
-from collections.abc import AsyncGenerator
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+from sakuradite.cluster.deaths import here
 from sakuradite.cluster.observers import ReplicaObserver
 from sakuradite.cluster.reporting import Reporting
 from sakuradite.cluster.scaling import PENDING
 from sakuradite.cluster.seeing import Seeing
 from sakuradite.cluster.stores import node_home, node_name
+from sakuradite.cluster.turns import Turns
 from sakuradite.config import ModelConfig, log_settings
 from sakuradite.errors import (
     APIError,
@@ -39,6 +41,12 @@ FAILED_SECONDS = 30.0
 """A replica that could not load reports why for this long; then Serve may try another in its place."""
 OTHER_MODEL_SECONDS = 5.0
 """By then every router knows which model the application serves now."""
+BUSY_SECONDS = 0.02
+"""Between looks whether a batch has ended of which nobody waits for the end."""
+TOLD_SECONDS = 0.1
+"""From telling a caller that it is its request's turn to computing it: the word must outrun the end of the process."""
+
+type Turn = Callable[[], AbstractAsyncContextManager[None]]
 
 
 class Model:
@@ -60,6 +68,7 @@ class Model:
         self._failure: ErrorRecord | None = None
         self._failed_at = 0.0
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._turns = Turns()
         self._seconds: dict[str, float] = {}
         self._created, self._owner = int(time.time()), owner
         set_threads(self._config.num_cpus)
@@ -123,6 +132,26 @@ class Model:
         the one that the requests are for: a Serve config may have given its application another one meanwhile.
         `replica` is the way here, see `Directed`.
         """
+        async with aclosing(self._answers(batch, model, self._turns.together)) as groups:
+            async for group in groups:
+                yield group
+
+    async def decide_alone(
+        self, batch: list[tuple[str, Packet]], model: str | None = None, replica: str = ""
+    ) -> AsyncGenerator[bytes]:
+        """`decide_many` while nothing else is computed here, for one request: if the process then ends, that is why.
+
+        Where it is computed comes first, as a packed `Place`, as soon as it is its turn.
+        """
+        async with self._turns.alone(), aclosing(self._answers(batch, model, nullcontext)) as groups:
+            while self._failure is None and self._engine.computing:  # noqa: ASYNC110  # for a caller that has gone
+                await asyncio.sleep(BUSY_SECONDS)
+            yield here().pack()
+            await asyncio.sleep(TOLD_SECONDS)
+            async for group in groups:
+                yield group
+
+    async def _answers(self, batch: list[tuple[str, Packet]], model: str | None, turn: Turn) -> AsyncGenerator[bytes]:
         if model is not None and model != self._config.model:
             error = ReplicaUnavailableError(f"{model} is no longer served", retry_after=OTHER_MODEL_SECONDS).record()
             yield pack_outcomes([(key, [RowFailure(-1, error)]) for key, _ in batch])
@@ -131,7 +160,7 @@ class Model:
         wake = asyncio.Event()
         tasks = []
         for key, packet in batch:
-            task = asyncio.ensure_future(self._decide(key, packet, ready, wake))
+            task = asyncio.ensure_future(self._decide(key, packet, ready, wake, turn))
             self._tasks[key] = task
             tasks.append(task)
         running = len(tasks)
@@ -159,20 +188,17 @@ class Model:
                 self._tasks.pop(key, None)
 
     async def _decide(
-        self, key: str, packet: Packet, ready: list[tuple[str, list[Outcome]]], wake: asyncio.Event
+        self, key: str, packet: Packet, ready: list[tuple[str, list[Outcome]]], wake: asyncio.Event, turn: Turn
     ) -> None:
         try:
             if self._failure is not None:  # others have loaded, or nobody would ask
                 raise ReplicaUnavailableError(
                     f"this replica could not load: {self._failure.message}", retry_after=FAILED_SECONDS
                 )
-            rows = self._engine.decide(unpack_request(packet))
-            try:
+            async with turn(), aclosing(self._engine.decide(unpack_request(packet))) as rows:
                 async for outcomes in rows:
                     ready.append((key, outcomes))
                     wake.set()
-            finally:
-                await rows.aclose()
         except APIError as error:
             ready.append((key, [RowFailure(-1, error.record())]))
         except asyncio.CancelledError:

@@ -80,6 +80,11 @@ class Engine:
         """
         return self._worker.alive and not self._broken and self._worker.busy < self._longest_batch
 
+    @property
+    def computing(self) -> bool:
+        """Whether a batch is being compiled or computed, be it for somebody or not."""
+        return self._worker.busy > 0
+
     async def start(self) -> ModelCapabilities:
         """Load the model on its thread and probe it. Raises what kept it from loading, with its own class: an
         APIError, or MissingExtraError."""

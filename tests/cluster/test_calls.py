@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from sakuradite.cluster import calls as calls_module
 from sakuradite.cluster.calls import ModelCalls, running_replicas
+from sakuradite.cluster.deaths import Place, node_lost
 from sakuradite.cluster.embedded import EmbeddedModel
 from sakuradite.config import ModelConfig
 from sakuradite.engine.engine import Engine
@@ -23,7 +25,7 @@ from sakuradite.errors import (
     RequestTimeoutError,
     ValidationError,
 )
-from sakuradite.records import RowAnswer, RowFailure
+from sakuradite.records import RowAnswer, RowFailure, pack_request, unpack_outcomes
 from tests.cluster.asking import answers, outcomes, request
 from tests.cluster.processes import descendants, name
 
@@ -158,6 +160,19 @@ async def test_a_request_that_kills_replicas_is_found_and_takes_nobody_with_it(m
     with pytest.raises(InferenceFailedError, match="the same request"):
         await answers(model, request("CRASH", id_="another", timeout=60))
     assert [pid for pid in descendants(os.getpid()) if f"{model._name}:Model" in name(pid)] == after
+
+
+async def test_a_caller_is_told_where_its_request_is_computed_alone_and_how_that_place_ended(tmp_path: Path) -> None:
+    model = await opened(tmp_path, "fake")
+    alone = inner(model).handle.options(stream=True, method_name="decide_alone", _by_reference=False)
+    data = [piece async for piece in alone.remote([("key", pack_request(request()))], None, replica="")]
+    place = Place.unpack(data[0])
+    assert [key for key, _ in unpack_outcomes(data[1])] == ["key"]
+    (pid,) = (pid for pid in descendants(os.getpid()) if f"{model._name}:Model" in name(pid))
+    os.kill(pid, signal.SIGKILL)
+    assert not await node_lost(place)
+    assert await node_lost(place._replace(node="f" * len(place.node)))
+    await model.close()
 
 
 async def test_two_replicas_share_the_work(tmp_path: Path) -> None:

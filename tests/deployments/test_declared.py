@@ -20,6 +20,7 @@ from sakuradite.cluster.local import SERVE_ENVIRONMENT
 from sakuradite.cluster.metrics import Meters
 from sakuradite.cluster.model import Model
 from sakuradite.cluster.table import Entry, Table
+from sakuradite.cluster.turns import Turns
 from sakuradite.config import ModelConfig, ServerConfig
 from sakuradite.errors import ErrorRecord
 from sakuradite.http.gateway import ResidentModel
@@ -255,7 +256,7 @@ async def test_a_replica_refuses_requests_for_the_model_that_its_application_had
 
     class Replica(Model):
         def __init__(self) -> None:
-            self._config = config("new")
+            self._config, self._turns = config("new"), Turns()
 
         def __del__(self) -> None:  # type: ignore[override]
             """Serve awaits that of a model; nobody does here."""

@@ -259,6 +259,7 @@ class ModelCalls:
             call.cancel()
         await asyncio.gather(*self._calls, return_exceptions=True)
         await self._handle.shutdown_async()
+        forget_classes(self._handle.app_name)
 
     async def _wake(self, ticket: _Ticket, deadline: float, allowed: float) -> None:
         ticket.wake = self._loop.create_future()
@@ -453,6 +454,23 @@ def handle_of(deployment: str, application: str) -> Any:
     handle: Any = DeploymentHandle(deployment, application)
     handle._init(_run_router_in_separate_loop=False)
     return handle
+
+
+def forget_classes(application: str) -> None:
+    """Drop this process's copies of the class of a model's replicas: each deployment has one of its own, 35 KB, which
+    Ray would keep for ever. Whoever still calls the application needs it no more, or gets it again.
+
+    By private attributes of Ray's function manager; a test watches.
+    """
+    from ray._private.worker import global_worker
+
+    manager: Any = global_worker.function_actor_manager
+    name = f"ServeReplica:{application}:{MODEL_DEPLOYMENT}"
+    for key, loaded in list(manager._loaded_actor_classes.items()):
+        if loaded.__name__ == name:
+            del manager._loaded_actor_classes[key]
+            manager._function_execution_info.pop(key, None)
+            manager._num_task_executions.pop(key, None)
 
 
 def running_replicas(handle: Any) -> list[str] | None:

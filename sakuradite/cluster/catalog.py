@@ -201,7 +201,13 @@ class Catalog:
     def _table(self) -> Table:
         loaded, declared = self._lifecycle.models, self._only_declared()
         entries = {
-            model: Entry(record.state, record.application, record.config.timeout, record.config.cold_start)
+            model: Entry(
+                record.state,
+                record.application,
+                record.config.timeout,
+                record.config.cold_start,
+                load=record.operation.id,
+            )
             for model, record in loaded.items()
         }
         for model, found in declared.items():
@@ -364,10 +370,8 @@ def unwell(state: ModelState, counts: tuple[ReplicaCounts, str | None] | None) -
 
 def replica_counts() -> dict[str, tuple[ReplicaCounts, str | None]]:
     """By Serve application: replicas wanted and answering, and what Serve says when it is not well. Blocks."""
-    from ray import serve
-
     found: dict[str, tuple[ReplicaCounts, str | None]] = {}
-    for name, application in serve.status().applications.items():
+    for name, application in deploy.status().items():
         states = [d.replica_states for d in application.deployments.values()]
         target = sum(n for s in states for state, n in s.items() if state not in ("STOPPING", "DRAINING"))
         counts = ReplicaCounts(target=target, ready=sum(s.get("RUNNING", 0) for s in states))

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -157,9 +158,9 @@ class _Daemon:
         if SERVER in deploy.applications():
             raise ConfigurationError(_other_settings(self._running_settings(), self._asked, "this cluster"))
         node = None if self._owned else local.node_id()
-        application = server_application(self._config, self._keys, self._home, node=node)
         self._deployed = True
-        local.run_in_ray_thread(lambda: deploy.submit(SERVER, application))
+        build = partial(server_application, self._config, self._keys, self._home, node=node)
+        local.run_in_ray_thread(lambda: deploy.submit(SERVER, build))
 
     def _running_settings(self) -> dict[str, Any]:
         from ray import serve

@@ -145,8 +145,6 @@ def _declared(application: str, found: dict[str, Any]) -> DeclaredModel | None:
 
 def applications_with_models() -> dict[str, Seen]:
     """The applications with a model of ours in them, or about to have one. Blocks."""
-    from ray import serve
-
     configs = declared_configs()
     return {
         name: Seen(
@@ -155,7 +153,7 @@ def applications_with_models() -> dict[str, Seen]:
             " ".join(filter(None, [application.message, *(d.message for d in application.deployments.values())])),
             configs.get(name),
         )
-        for name, application in serve.status().applications.items()
+        for name, application in deploy.status().items()
         if name in configs or MODEL_DEPLOYMENT in application.deployments
     }
 

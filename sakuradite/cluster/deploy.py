@@ -15,6 +15,7 @@ from sakuradite.operations import ModelCapabilities
 
 if TYPE_CHECKING:
     from ray.serve import Application
+    from ray.serve.schema import ApplicationStatusOverview
 
 STATUS_SECONDS = 0.5
 """Between looks at Serve's own status. A replica that is ready answers before that, by itself."""
@@ -62,22 +63,37 @@ async def to_the_end[T](work: Coroutine[Any, Any, T]) -> T:
     return task.result()
 
 
-def submit(name: str, application: Application) -> None:
-    """Hand the application to Serve without waiting for it. Blocks for some 20 ms."""
+_configuring = threading.RLock()
+"""Serve's configurations register a module for pickling while they are made, and take that back: of two threads that
+make some at once, be it only by a look at the status, one may fail."""
+
+
+def submit(name: str, build: Callable[[], Application]) -> None:
+    """Build the application and hand it to Serve without waiting for it. Blocks for some 20 ms."""
     from ray import serve
     from ray.serve.api import RunTarget
 
-    serve.run_many(
-        [RunTarget(target=application, name=name, route_prefix=None)],
-        wait_for_ingress_deployment_creation=True,
-        wait_for_applications_running=False,
-    )
+    with _configuring:
+        serve.run_many(
+            [RunTarget(target=build(), name=name, route_prefix=None)],
+            wait_for_ingress_deployment_creation=True,
+            wait_for_applications_running=False,
+        )
 
 
-def submit_once(name: str, application: Application) -> None:
+def submit_once(name: str, build: Callable[[], Application]) -> None:
     """`submit`, unless the application is there: submitting it again would replace its replicas."""
     if name not in applications():
-        submit(name, application)
+        submit(name, build)
+
+
+def status() -> dict[str, ApplicationStatusOverview]:
+    """Serve's applications by name, and how they are. Empty where no Serve runs. Blocks."""
+    from ray import serve
+
+    with _configuring:
+        found: dict[str, ApplicationStatusOverview] = serve.status().applications
+    return found
 
 
 async def wait_until_ready(name: str, calls: ModelCalls, replicas: int = 1) -> ModelCapabilities:
@@ -119,9 +135,7 @@ async def first_answer[T](name: str, question: Coroutine[Any, Any, T]) -> T:
 
 def failure(name: str) -> str | None:
     """Serve's own word on why an application failed or is gone; None while there is hope."""
-    from ray import serve
-
-    application = serve.status().applications.get(name)
+    application = status().get(name)
     if application is None:
         return "the application was deleted while it was loading"
     if application.status in ("DEPLOY_FAILED", "UNHEALTHY"):
@@ -132,9 +146,7 @@ def failure(name: str) -> str | None:
 
 def applications() -> dict[str, str]:
     """Serve's applications and their status. Empty where no Serve runs."""
-    from ray import serve
-
-    return {name: str(app.status) for name, app in serve.status().applications.items()}
+    return {name: str(app.status) for name, app in status().items()}
 
 
 def delete(name: str, drain: bool = True) -> None:
@@ -148,7 +160,7 @@ def delete(name: str, drain: bool = True) -> None:
     from ray import serve
 
     serve.delete(name, _blocking=False)
-    while name in serve.status().applications:
+    while name in status():
         if not drain:
             _kill_replicas(name)
         time.sleep(0.1)

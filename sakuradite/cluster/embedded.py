@@ -61,7 +61,9 @@ class EmbeddedModel:
         clock = time.perf_counter()
         owned = self._hold.owned
         self._submitted = True
-        await deploy.in_thread(lambda: local.run_in_ray_thread(lambda: deploy.submit(self._name, self._build(owned))))
+        await deploy.in_thread(
+            lambda: local.run_in_ray_thread(lambda: deploy.submit(self._name, lambda: self._build(owned)))
+        )
         self._calls = ModelCalls(self._name, self._config.timeout, self._config.cold_start)
         self.capabilities = await deploy.wait_until_ready(self._name, self._calls)
         self.seconds["model"] = time.perf_counter() - clock

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 0.5
 
-type Way = tuple[str, float, str]
+type Way = tuple[str, str, float, str]
 
 
 class ServeGateway:
@@ -86,5 +86,5 @@ class ServeGateway:
 
 
 def way_of(entry: Entry) -> Way:
-    """What calls to a model are made for. A Serve config may change any of it."""
-    return entry.application, entry.timeout, entry.cold_start
+    """What calls to a model are made for. A Serve config may change any of it, another load brings other replicas."""
+    return entry.application, entry.load, entry.timeout, entry.cold_start

@@ -14,6 +14,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,7 @@ STEP_SECONDS = 0.1
 """Between looks for a replica's place, which it has once its process is up."""
 TOLD_SECONDS = 5.0
 """Without a place for so long a load says that it waits: the process alone takes a second or more to start."""
+MAX_FREE_NAMES = 256
 PLACE_SECONDS = 120.0
 """For replicas that should have room to get their places: others may have been quicker."""
 AUTOSCALER_SECONDS = 1800.0
@@ -99,6 +101,8 @@ class Lifecycle:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._closing = False
         self._scheduling = asyncio.Lock()
+        self._free_names: dict[str, str] = {}
+        """By model the Serve application that it had and that is gone, lest Ray has to keep something of every load."""
         self.state, history = journal.read()
         self.operations = {operation.id: operation for operation in history.operations}
         if self.state.session == session:
@@ -136,9 +140,8 @@ class Lifecycle:
             return self.operations.get(record.operation.id, record.operation)
         operation = self._new("load", model)
         self.models.pop(model, None)  # so that the order is that of loading
-        self.models[model] = ModelRecord(
-            config=config, state="loading", application=application_name(model, operation.id), operation=operation
-        )
+        application = self._free_names.pop(model, None) or application_name(model, operation.id)
+        self.models[model] = ModelRecord(config=config, state="loading", application=application, operation=operation)
         self._save()
         self._run(operation.id, self._load(model, operation.id))
         return operation
@@ -217,7 +220,8 @@ class Lifecycle:
             config = await self._fetch(record, operation_id)
             self._progress(operation_id, Progress(phase="scheduling"))
             options = await self._options(record, config, operation_id)
-            application = model_application(
+            build = partial(
+                model_application,
                 config,
                 Path(travelling(self._home)) if self._own_stores else self._home,
                 options=options,
@@ -226,7 +230,7 @@ class Lifecycle:
                 own_stores=self._own_stores,
                 operation=operation_id if self._own_stores else None,
             )
-            await deploy.to_the_end(deploy.in_thread(lambda: deploy.submit_once(record.application, application)))
+            await deploy.to_the_end(deploy.in_thread(lambda: deploy.submit_once(record.application, build)))
             await self._place(record, operation_id)
             self._progress(operation_id, Progress(phase="loading"))
             calls = ModelCalls(record.application, config.timeout)
@@ -381,6 +385,13 @@ class Lifecycle:
     async def _undo(self, record: ModelRecord) -> None:
         with suppress(Exception):  # it may not have come to exist; the operation's own error is what counts
             await deploy.in_thread(lambda: deploy.delete(record.application, drain=False))
+            self._free_name(record)
+
+    def _free_name(self, record: ModelRecord) -> None:
+        """The application is gone, so the next load of the model may have its name."""
+        self._free_names[record.config.model] = record.application
+        if len(self._free_names) > MAX_FREE_NAMES:
+            del self._free_names[next(iter(self._free_names))]
 
     async def _pull(self, model: str, revision: str | None, offline: bool, operation_id: str) -> None:
         from sakuradite.hub.names import local_path
@@ -416,6 +427,7 @@ class Lifecycle:
             self._save()
             await self._published()  # from here on no router sends it a request
             await deploy.in_thread(lambda: deploy.delete(record.application))
+            self._free_name(record)
         self.models.pop(model, None)  # what is on disk is in the store's list; nothing else is left to tell
         self._save()
 
@@ -547,7 +559,8 @@ def canonical(model: str) -> str:
 def application_name(model: str, operation_id: str) -> str:
     """The name of the Serve application of a load: readable, and unlike that of any other load.
 
-    Handles of an application that was deleted and deployed again under its old name may hold that it is still gone.
+    Given again to the next load of the model only where this catalog has seen the application go: under the name of
+    one that is still there, or on its way out, a load would take over its replicas.
     """
     slug = re.sub(r"[^A-Za-z0-9.-]+", "-", model.rsplit("/", 1)[-1])[:40]
     return f"model-{slug}-{operation_id[-8:]}"

@@ -389,6 +389,9 @@ def _ray_environment(temp: Path, cluster: bool) -> dict[str, str | None]:
         "RAY_RUNTIME_ENV_HOOK": None,
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_memory_monitor_refresh_ms": "0",  # it would end our model when other programs fill the memory
+        # Nobody is told its port for metrics, and unless that is scraped Ray keeps the gauges of every process.
+        # /metrics of the routers needs none of it.
+        "RAY_enable_metrics_collection": os.environ.get("RAY_enable_metrics_collection", "0"),  # noqa: SIM112
         "GRPC_ENABLE_FORK_SUPPORT": "0",  # else gRPC remarks on every later fork of the program on its stderr
         **SERVE_ENVIRONMENT,
     }

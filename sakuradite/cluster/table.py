@@ -22,6 +22,8 @@ class Entry:
     timeout: float
     cold_start: str
     resident: ResidentModel | None = None
+    load: str = ""
+    """The operation that loaded it: an application may have the name of an earlier one. Empty for a declared model."""
 
 
 @dataclass(frozen=True)

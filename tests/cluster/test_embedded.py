@@ -105,7 +105,7 @@ async def test_what_never_came_up_is_deleted_without_its_drain_time(
     """Serve asks a replica that still waits for its resources to drain, and waits for its answer all that time."""
     options = {"num_cpus": 10_000 if name == "never-scheduled" else 0}
     application = model_application(config("fake?load=600"), tmp_path, options=options, drain=600.0)
-    await deploy.in_thread(lambda: local.run_in_ray_thread(lambda: deploy.submit(name, application)))
+    await deploy.in_thread(lambda: local.run_in_ray_thread(lambda: deploy.submit(name, lambda: application)))
     actors = f"SERVE_REPLICA::{name}#"
     assert await asyncio.to_thread(eventually, lambda: any(a.startswith(actors) for a in named_actors()))
     deleting = asyncio.ensure_future(deploy.in_thread(lambda: deploy.delete(name, drain=False)))

@@ -110,6 +110,7 @@ def seen(tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) ->
             home,
             environment={
                 "TMPDIR": str(temporary),
+                "RAY_enable_metrics_collection": "1",
                 "RAY_metrics_report_interval_ms": "1000",
                 "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url,
                 "OTEL_BSP_SCHEDULE_DELAY": "200",

@@ -7,13 +7,17 @@ import logging
 import os
 import shutil
 import stat
+import threading
+import warnings
 from logging.handlers import MemoryHandler
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
-from sakuradite.cluster import local, model, router
+from sakuradite.cluster import deploy, local, model, router
 from sakuradite.cluster.journal import MAX_COMPLETED, CatalogState, History, Journal, ModelRecord
 from sakuradite.cluster.lifecycle import Lifecycle, application_name, differences
 from sakuradite.cluster.table import Entry, Table
@@ -58,6 +62,33 @@ def test_auto_matches_what_is_resident(asked: dict[str, object], different: list
         config=config(), state="ready", application="a", operation=operation, revision="abc", capabilities=CAPABILITIES
     )
     assert differences(config(**asked), record) == different
+
+
+def test_serve_is_not_looked_at_while_an_application_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads that made configurations of Serve's at once ended one load in some twenty with an internal error."""
+    looking, looked = threading.Event(), threading.Event()
+
+    def status() -> Any:
+        looked.set()
+        return SimpleNamespace(applications={})
+
+    def look() -> None:
+        looking.set()
+        deploy.status()
+
+    def build() -> Any:
+        thread.start()
+        assert looking.wait(60)
+        assert not looked.wait(0.1)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of Ray's own modules
+        monkeypatch.setattr("ray.serve.status", status)
+        monkeypatch.setattr("ray.serve.run_many", lambda *_, **__: None)
+    thread = threading.Thread(target=look)
+    deploy.submit("a", build)
+    thread.join(60)
+    assert looked.is_set()
 
 
 def test_application_names_tell_loads_apart() -> None:

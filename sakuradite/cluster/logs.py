@@ -1,7 +1,9 @@
 """The log of one process of the cluster: lines of text, or one JSON object a line, in a file of its own or on stderr.
 
 What may be in a line is decided where it is written: ids, names of models, codes, counts and durations, never a word
-of a request or a key. Fields travel as `extra={"fields": {...}}`, a request's id as `extra={"request_id": ...}`.
+of a request or a key. Lines that every request has go to `Lines.tell`: the ways of `logging` cost several times what is
+left here, and a write for each as much again. All others are ordinary records; their fields travel as
+`extra={"fields": {...}}`.
 """
 
 from __future__ import annotations
@@ -11,7 +13,10 @@ import logging
 import os
 import re
 import sys
+import threading
 import time
+from collections import deque
+from functools import lru_cache
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
@@ -28,29 +33,32 @@ MAX_FILES = 60
 OURS = re.compile(r"(router|catalog|model)-[a-z0-9]+\.log(\.\d+)?")
 """A process and Serve's id of its replica. The folder may be one that holds other programs' logs too."""
 
+TOGETHER_SECONDS = 0.1
+"""So long lines of requests wait for each other before they are written."""
+MAX_WAITING = 10_000
+"""Lines; some 3 MB. Beyond it requests wait for the disk."""
+
 QUIET_ROUTES = ("/healthz", "/readyz", "/metrics")
 """Asked every few seconds by probes: their lines are for `debug`."""
 
 
 class JsonLines(logging.Formatter):
-    """One object per record: `time`, `level`, `logger`, `process`, `replica`, `message`, then the record's own."""
+    """One object per line: `time`, `level`, `logger`, `process`, `replica`, `message`, then the line's own fields."""
 
     def __init__(self, process: str, replica: str) -> None:
         super().__init__()
         self._origin = {"process": process, "replica": replica}
 
-    def format(self, record: logging.LogRecord) -> str:
-        line: dict[str, Any] = {
-            "time": _time(record),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            **self._origin,
-            "message": record.getMessage(),
-            **_own(record),
-        }
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
+    def line(self, moment: float, level: str, logger: str, message: str, fields: dict[str, Any]) -> str:
+        """One line, without its end. `moment` in seconds since the epoch."""
+        line = {"time": _time(moment), "level": level, "logger": logger, **self._origin, "message": message, **fields}
         return orjson.dumps(line, default=str).decode()
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = getattr(record, "fields", {})
+        if record.exc_info:
+            fields = {**fields, "exception": self.formatException(record.exc_info)}
+        return self.line(record.created, record.levelname.lower(), record.name, record.getMessage(), fields)
 
 
 class TextLines(logging.Formatter):
@@ -60,22 +68,26 @@ class TextLines(logging.Formatter):
         super().__init__()
         self._process = process
 
+    def line(self, moment: float, level: str, logger: str, message: str, fields: dict[str, Any]) -> str:
+        """One line, without its end. `moment` in seconds since the epoch."""
+        own = "".join([f" {name}={value}" for name, value in fields.items() if value not in ("", None)])
+        return f"{_time(moment)} {level} {self._process} {message}{own}"
+
     def format(self, record: logging.LogRecord) -> str:
-        fields = "".join(f" {name}={value}" for name, value in _own(record).items() if value not in ("", None))
-        line = f"{_time(record)} {record.levelname.lower()} {self._process} {record.getMessage()}{fields}"
+        fields = getattr(record, "fields", {})
+        line = self.line(record.created, record.levelname.lower(), record.name, record.getMessage(), fields)
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
-def _time(record: logging.LogRecord) -> str:
+@lru_cache(maxsize=2)
+def _second(second: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+
+
+def _time(moment: float) -> str:
     """UTC to the millisecond, as ISO 8601."""
-    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(record.created))}.{int(record.msecs):03d}Z"
-
-
-def _own(record: logging.LogRecord) -> dict[str, Any]:
-    """The fields that the record brought."""
-    fields: dict[str, Any] = getattr(record, "fields", {})
-    request_id = getattr(record, "request_id", None)
-    return fields if request_id is None else {"request_id": request_id, **fields}
+    second = int(moment)
+    return f"{_second(second)}.{int((moment - second) * 1000):03d}Z"
 
 
 def request_id_of(key: str) -> str:
@@ -83,14 +95,73 @@ def request_id_of(key: str) -> str:
     return key.partition("/")[0]
 
 
-def start(settings: LogSettings, process: str, replica: str) -> logging.Handler:
+class Lines(logging.Handler):
+    """Writes the lines of one process in the order in which they came.
+
+    Those of requests wait a moment and are written together by a thread; any other takes along what waits before it and
+    is in the file when the call returns.
+    """
+
+    def __init__(self, formatter: JsonLines | TextLines, out: logging.StreamHandler[Any]) -> None:
+        """`out` is only written to: whole lines, already formatted."""
+        super().__init__()
+        self.out = out
+        self._line = formatter.line
+        self.setFormatter(formatter)
+        self._waiting: deque[str] = deque()
+        self._writing = threading.RLock()
+        self._wake = threading.Event()
+        self._closed = False
+        threading.Thread(target=self._write_together, name="log lines", daemon=True).start()
+
+    def tell(self, level: str, logger: str, message: str, fields: dict[str, Any]) -> None:
+        """A line of a request. Whether its level is wanted is for the caller to ask."""
+        self._waiting.append(self._line(time.time(), level, logger, message, fields))
+        if not self._wake.is_set():
+            self._wake.set()
+        if len(self._waiting) > MAX_WAITING:
+            self.flush()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """A record of `logging`."""
+        try:
+            self._waiting.append(self.format(record))
+        except Exception:
+            self.handleError(record)
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what waits."""
+        with self._writing:
+            lines = []
+            while self._waiting:
+                lines.append(self._waiting.popleft())
+            if lines:
+                self.out.handle(logging.makeLogRecord({"msg": "\n".join(lines)}))
+
+    def close(self) -> None:
+        """Write what waits, and no more after it. `logging` calls it when the interpreter ends."""
+        self._closed = True
+        self._wake.set()
+        self.flush()
+        self.out.close()
+        super().close()
+
+    def _write_together(self) -> None:
+        while not self._closed:
+            self._wake.wait()
+            time.sleep(TOGETHER_SECONDS)
+            self._wake.clear()
+            self.flush()
+
+
+def start(settings: LogSettings, process: str, replica: str) -> Lines:
     """Let this process's log lines be written as the settings say. Called once, by a process that is ours alone.
 
     A folder that cannot be written to is told on stderr, and the lines go there too: a server does not end for its log.
     """
     formatter = (JsonLines if settings.format == "json" else TextLines)(process, replica)
-    handler = _handler(settings.directory, f"{process}-{replica}")
-    handler.setFormatter(formatter)
+    handler = Lines(formatter, _out(settings.directory, f"{process}-{replica}"))
     logger = logging.getLogger("sakuradite")
     logger.handlers = [handler]
     logger.setLevel(settings.level.upper())
@@ -99,8 +170,8 @@ def start(settings: LogSettings, process: str, replica: str) -> logging.Handler:
 
 
 class _Rotating(RotatingFileHandler):
-    """Looks at the size after a line, not before: the standard one formats every line twice for that. Every file is
-    its owner's alone.
+    """Looks at the size after lines, not before: the standard one formats them twice for that. Every file is its
+    owner's alone.
     """
 
     def _open(self) -> io.TextIOWrapper:
@@ -110,7 +181,7 @@ class _Rotating(RotatingFileHandler):
         return self.stream is not None and self.stream.tell() >= self.maxBytes
 
 
-def _handler(directory: Path | None, name: str) -> logging.Handler:
+def _out(directory: Path | None, name: str) -> logging.StreamHandler[Any]:
     if directory is None:
         return logging.StreamHandler()
     try:

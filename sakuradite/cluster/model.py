@@ -100,7 +100,8 @@ class Model:
         self._created = created or self._created
         self._seconds["resolve"] = time.perf_counter() - clock
         clock = time.perf_counter()
-        observer = ReplicaObserver(self._seeing.meters, self._seeing.tracing, self._config.model)
+        seeing = self._seeing
+        observer = ReplicaObserver(seeing.meters, seeing.tracing, seeing.lines, self._config.model)
         self._engine = Engine(self._config, checkpoint, observer=observer)
         await self._engine.start()
         self._seconds["load"] = time.perf_counter() - clock

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sakuradite.cluster.logs import QUIET_ROUTES, request_id_of
+from sakuradite.cluster.logs import QUIET_ROUTES, Lines, request_id_of
 from sakuradite.cluster.metrics import Meters
 from sakuradite.cluster.tracing import Tracing
 from sakuradite.records import RequestRecord
@@ -27,8 +27,8 @@ first error cannot be seen."""
 class RouterObserver:
     """Counts and tells of HTTP requests. Belongs to one event loop."""
 
-    def __init__(self, meters: Meters, tracing: Tracing | None) -> None:
-        self._meters, self._tracing = meters, tracing
+    def __init__(self, meters: Meters, tracing: Tracing | None, lines: Lines) -> None:
+        self._meters, self._tracing, self._lines = meters, tracing, lines
         self._spans: dict[Exchange, Any] = {}
         # Finding a child by its labels costs more than counting on it, and there are few.
         self._requests: dict[tuple[str, str, int], Any] = {}
@@ -64,9 +64,9 @@ class RouterObserver:
             if (histogram := self._seconds.get(kind)) is None:
                 histogram = self._seconds[kind] = self._meters["sakuradite_request_seconds"].labels(*kind)
             histogram.observe(account.seconds)
-        level = logging.DEBUG if account.route in QUIET_ROUTES else logging.INFO
-        if access_log.isEnabledFor(level):
-            access_log.log(level, "request", extra={"request_id": exchange.id, "fields": _access(exchange)})
+        quiet = account.route in QUIET_ROUTES
+        if access_log.isEnabledFor(logging.DEBUG if quiet else logging.INFO):
+            self._lines.tell("debug" if quiet else "info", access_log.name, "request", _access(exchange))
         if (span := self._spans.pop(exchange, None)) is not None and self._tracing is not None:
             self._tracing.end(
                 span,
@@ -89,6 +89,7 @@ class RouterObserver:
 def _access(exchange: Exchange) -> dict[str, Any]:
     account = exchange.account
     fields: dict[str, Any] = {
+        "request_id": exchange.id,
         "method": exchange.method,
         "route": account.route,
         "dialect": account.dialect,
@@ -112,8 +113,8 @@ def _access(exchange: Exchange) -> dict[str, Any]:
 class ReplicaObserver:
     """Counts and tells of what one engine does. Counting is safe from both of its threads."""
 
-    def __init__(self, meters: Meters, tracing: Tracing | None, model: str) -> None:
-        self._tracing, self._model = tracing, model
+    def __init__(self, meters: Meters, tracing: Tracing | None, lines: Lines, model: str) -> None:
+        self._tracing, self._lines, self._model = tracing, lines, model
 
         def of_model(name: str) -> Any:
             return meters[name].labels(model)
@@ -153,6 +154,7 @@ class ReplicaObserver:
             self._waited.observe(waited)
         if engine_log.isEnabledFor(logging.INFO):
             fields = {
+                "request_id": request_id_of(request.id),
                 "model": self._model,
                 "questions": len(request.questions),
                 "input_tokens": account.input_tokens,
@@ -163,7 +165,6 @@ class ReplicaObserver:
             }
             if account.code:
                 fields["code"] = account.code
-            extra = {"request_id": request_id_of(request.id), "fields": fields}
-            engine_log.info("decision", extra=extra)
+            self._lines.tell("info", engine_log.name, "decision", fields)
         if self._tracing is not None:
             self._tracing.account(request.trace, self._model, account, request_id_of(request.id))

@@ -43,7 +43,7 @@ class Front:
         self._catalog, self._routers = catalog, _own_deployment()
         self._seeing = Seeing("router", log_settings(config.log_format, config.log_level, config.log_dir))
         meters = self._seeing.meters
-        self._observer = RouterObserver(meters, self._seeing.tracing)
+        self._observer = RouterObserver(meters, self._seeing.tracing, self._seeing.lines)
         self.gateway = ServeGateway(catalog, meters["sakuradite_retries_total"])
         self.application = App(
             config,

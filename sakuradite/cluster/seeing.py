@@ -23,7 +23,7 @@ class Seeing:
 
     def __init__(self, process: Process, settings: LogSettings) -> None:
         self.replica = _replica()
-        logs.start(settings, process, self.replica)
+        self.lines = logs.start(settings, process, self.replica)
         self.meters = Meters(process)
         self.tracing = _tracing(process)
         self._exporting = asyncio.ensure_future(Exporter(self.meters).run())
@@ -33,8 +33,9 @@ class Seeing:
         return self.replica, self.meters.families()
 
     async def close(self) -> None:
-        """Send the last spans."""
+        """Write the last lines, send the last spans."""
         self._exporting.cancel()
+        await asyncio.to_thread(self.lines.flush)
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)
 

@@ -36,10 +36,14 @@ class TokenQueues:
         """
         if not replicas:
             return ""
-        self._tokens = {replica: self._tokens.get(replica, 0.0) for replica in replicas}
-        allowed = [replica for replica in replicas if replica != avoid] or list(replicas)
-        least = min(self._tokens[replica] for replica in allowed)
-        chosen = choice([replica for replica in allowed if self._tokens[replica] == least])
+        if self._tokens.keys() != set(replicas):
+            self._tokens = {replica: self._tokens.get(replica, 0.0) for replica in replicas}
+        if len(self._tokens) == 1:
+            (chosen,) = self._tokens
+        else:
+            allowed = [replica for replica in replicas if replica != avoid] or list(replicas)
+            least = min(self._tokens[replica] for replica in allowed)
+            chosen = choice([replica for replica in allowed if self._tokens[replica] == least])
         self._tokens[chosen] += tokens
         return chosen
 

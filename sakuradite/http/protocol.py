@@ -58,12 +58,15 @@ class Protocol(HttpToolsProtocol):  # type: ignore[misc]  # uvicorn is skipped b
     def data_received(self, data: bytes) -> None:
         if self._head_bytes is not None:
             self._head_bytes += len(data)
-            self._await_head()
         super().data_received(data)
-        if self._head_bytes is not None and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+        if not self._head_bytes or self.transport.is_closing():
+            return
+        if self._head_bytes > MAX_HEAD_BYTES:
             self._refuse(
                 HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"a request's head has at most {MAX_HEAD_BYTES} bytes"
             )
+        else:
+            self._await_head()  # not for a head that came whole, as most do: a timer costs as much as parsing it
 
     def on_headers_complete(self) -> None:
         self._head_bytes = None

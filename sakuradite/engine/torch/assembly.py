@@ -11,7 +11,7 @@ import torch
 
 from sakuradite.config import ModelConfig
 from sakuradite.engine.backend import ModelFacts
-from sakuradite.engine.torch import compiled, fused, layers, linear, loading, memory, probe
+from sakuradite.engine.torch import compiled, decoder, fused, layers, linear, loading, memory, probe
 from sakuradite.engine.torch.backend import LayoutScorer, TorchBackend
 from sakuradite.engine.torch.cloned import Cloned
 from sakuradite.engine.torch.device import pick_device, pick_dtype, set_threads
@@ -112,6 +112,7 @@ def choose(parts: Parts) -> tuple[Decision, LayoutScorer]:
         difference, problem = float("inf"), f"it raised {type(error).__name__}"
     if difference <= probe.TOLERANCE[parts.dtype]:
         return decision, scorer
+    decoder.restore(parts.model)
     set_attention(parts.model, native)
     reason = f"{decision.reason}, but a probe of the {decision.layout} layout disagreed with a full forward: {problem}"
     return Decision("padded", reason), plain
@@ -156,11 +157,18 @@ def make_cloned(parts: Parts, plain: Padded) -> Cloned:
     )
 
 
+def fusible(parts: Parts) -> bool:
+    """Whether decoder layers may be replaced: not where they are compiled, or see images by another attention."""
+    return not parts.config.compile and not loading.reads_images(parts.model.config)
+
+
 def make_packed(parts: Parts) -> Packed:
     """The packed layout. From here on the model's attention works only inside packed forwards."""
     sizes = memory.sizes(parts.text, parts.dtype)
     layers.register()
     set_attention(parts.model, layers.IMPLEMENTATION)
+    if fusible(parts) and decoder.fuse_layers(parts.model):
+        memory.trim_heap()
     bounds = Bounds(
         pass_tokens=pass_tokens(parts),
         pass_reads=sizes.pass_reads(),

@@ -36,21 +36,26 @@ class FusedMLP(nn.Module):
         self.gate_proj, self.up_proj, self.down_proj = gate, up, down
         self._activation, self._algorithm = activation
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """What the module that it replaces gives, plus `residual`, a tensor of x's shape."""
         rows = x.reshape(-1, x.shape[-1])
+        base = None if residual is None else residual.reshape(rows.shape)
         if (count := rows.shape[0]) <= CHUNK_ROWS:
-            return self._stretch(rows).view_as(x) if count else torch.empty_like(x)
+            return self._stretch(rows, base).view_as(x) if count else torch.empty_like(x)
         out = torch.empty_like(rows)
         # evenly: a stretch of a single row would round differently
-        for part, target in zip(*(t.tensor_split(-(-count // CHUNK_ROWS)) for t in (rows, out)), strict=True):
-            target.copy_(self._stretch(part))
+        parts = -(-count // CHUNK_ROWS)
+        bases = [None] * parts if base is None else base.tensor_split(parts)
+        for part, more, target in zip(rows.tensor_split(parts), bases, out.tensor_split(parts), strict=True):
+            target.copy_(self._stretch(part, more))
         return out.view_as(x)
 
-    def _stretch(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_proj, self.up_proj
+    def _stretch(self, x: Tensor, base: Tensor | None) -> Tensor:
+        gate, up, down = self.gate_proj, self.up_proj, self.down_proj
         ops = torch.ops.mkldnn
         gated = ops._linear_pointwise(x, gate.packed, gate.bias, self._activation, [], self._algorithm)
-        product: Tensor = self.down_proj(ops._linear_pointwise.binary(x, gated, up.packed, up.bias, "mul"))
+        wide = ops._linear_pointwise.binary(x, gated, up.packed, up.bias, "mul")
+        product: Tensor = down(wide) if base is None else down.added(wide, base)
         return product
 
 

@@ -12,7 +12,7 @@ import torch
 
 from sakuradite.engine.torch import attention
 from sakuradite.engine.torch.keyvalues import KeyValues
-from sakuradite.engine.torch.pieces import Piece, current_pass
+from sakuradite.engine.torch.pieces import Pass, Piece, current_pass
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,11 +57,23 @@ def attention_forward(
         raise RuntimeError("packed attention was called outside a packed forward")
     if position_bias is not None:
         raise NotImplementedError("packed attention knows no position bias")
-    shape = attention.Shape(
-        query.shape[-1] ** -0.5 if scaling is None else scaling, layer_window(module, sliding_window), softcap
-    )
-    k, v, layer = key[0], value[0], module.layer_idx
-    queries = attention.Queries(query[0], k.shape[0], shape.scale)
+    window = layer_window(module, sliding_window)
+    shape = attention.Shape(query.shape[-1] ** -0.5 if scaling is None else scaling, window, softcap)
+    out = attend(current, module.layer_idx, query[0], key[0], value[0], shape, s_aux)
+    return out.view(1, current.tokens, query.shape[1], -1), None
+
+
+def attend(
+    current: Pass,
+    layer: int,
+    query: Tensor,
+    k: Tensor,
+    v: Tensor,
+    shape: attention.Shape,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Attention of a pass in one layer. query [heads, n, d], k and v [kv_heads, n, d] -> [n, kv_heads, group, d]."""
+    queries = attention.Queries(query, k.shape[0], shape.scale)
     kv_heads, group, n, _ = queries.grouped.shape
     out = v.new_empty(n, kv_heads, group, v.shape[2])
     lse = torch.empty(n, kv_heads, group, dtype=torch.float32, device=v.device)
@@ -74,9 +86,46 @@ def attention_forward(
             attention.attend_own(queries, spans, k[:, a:b], v[:, a:b], shape, out[a:b], lse[a:b])
             if run[0].store is not None:
                 _shared(layer, run, run[0].store, queries, shape, out[a:b], lse[a:b])
-        if s_aux is not None:
-            attention.add_sink(out[a:b], lse[a:b], s_aux)
-    return out.view(1, n, kv_heads * group, -1), None
+        if sinks is not None:
+            attention.add_sink(out[a:b], lse[a:b], sinks)
+    return out
+
+
+def attend_rows(current: Pass, layer: int, query: Tensor, k: Tensor, v: Tensor, shape: attention.Shape) -> Tensor:
+    """The same for `current.rows()` alone, in their order, and what the pass writes to stores."""
+    queries = attention.Queries(query[:, current.rows()], k.shape[0], shape.scale)
+    kv_heads, group, n, _ = queries.grouped.shape
+    out = v.new_empty(n, kv_heads, group, v.shape[2])
+    lse = torch.empty(n, kv_heads, group, dtype=torch.float32, device=v.device)
+    done = 0
+    for run in current.runs():
+        first, places = done, []
+        for piece in run:
+            if piece.writes:
+                assert piece.store is not None
+                span = slice(piece.start, piece.stop)
+                piece.store.write(layer, piece.position, k[:, span], v[:, span])
+            for offset, count in piece.read_rows():
+                stop = piece.start + offset + 1
+                start = piece.start if shape.window is None else max(piece.start, stop - shape.window)
+                part = slice(done, done + count)
+                keys, values = k[:, start:stop], v[:, start:stop]
+                attention.attend(queries, (part.start, part.stop), keys, values, shape, out[part], lse[part], None)
+                places.append((part, piece.position + offset))
+                done += count
+        if run[0].store is None or not places:
+            continue
+        keys, values = run[0].store.read(layer, run[0].position)
+        other, other_lse = torch.empty_like(out[first:done]), torch.empty_like(lse[first:done])
+        if shape.window is None or max(position for _, position in places) < shape.window:
+            attention.attend(queries, (first, done), keys, values, shape, other, other_lse, None)
+        else:
+            for part, position in places:
+                for i in range(part.start, part.stop):
+                    found, sums = other[i - first : i - first + 1], other_lse[i - first : i - first + 1]
+                    attention.attend(queries, (i, i + 1), keys, values, shape, found, sums, position)
+        attention.merge(out[first:done], lse[first:done], other, other_lse)
+    return out
 
 
 def _extend(

@@ -67,6 +67,12 @@ class PackedLinear(nn.Module):
             return x.new_empty(*x.shape[:-1], self.out_features)
         return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")  # type: ignore[no-any-return]
 
+    def added(self, x: Tensor, residual: Tensor) -> Tensor:
+        """The product plus a tensor of its shape."""
+        if not x.numel():
+            return residual.clone()
+        return torch.ops.mkldnn._linear_pointwise.binary(x, residual, self.packed, self.bias, "add")  # type: ignore[no-any-return]
+
 
 def pack(model: nn.Module) -> int:
     """Replace the plain linear layers of a model in place and return how many. Others (quantised, adapters) stay.

@@ -32,6 +32,11 @@ class Piece:
     def stop(self) -> int:
         return self.start + len(self.tokens)
 
+    def read_rows(self) -> list[tuple[int, int]]:
+        """The offsets that are read, and how many rows each makes: a lone one two, as single rows round differently."""
+        offsets = sorted({offset for offset, _ in self.reads})
+        return [(offset, 2 if len(offsets) == 1 else 1) for offset in offsets]
+
 
 @dataclass(slots=True, eq=False)
 class Pass:
@@ -47,6 +52,10 @@ class Pass:
         self.pieces.append(piece)
         self.tokens += len(piece.tokens)
         self.reads += len(piece.reads)
+
+    def rows(self) -> list[int]:
+        """The tokens that are read, in order; see `Piece.read_rows`. All that the last layer has to give."""
+        return [p.start + offset for p in self.pieces for offset, count in p.read_rows() for _ in range(count)]
 
     def runs(self) -> Iterator[list[Piece]]:
         """Neighbouring pieces that attend to the same store without writing to it; any other piece by itself."""

@@ -76,7 +76,9 @@ def assemble(config: ModelConfig, checkpoint: Path) -> TorchBackend:
         modalities=("text",) if pictured is None else ("text", "image"),
         warnings=warnings,
     )
-    return TorchBackend(model, facts, scorer, memory.Budget(memory.sizes(text, dtype), pass_tokens(parts)), pictured)
+    round_up = compiled.bucket if config.compile and decision.layout == "packed" else int
+    budget = memory.Budget(memory.sizes(text, dtype), pass_tokens(parts), round_up)
+    return TorchBackend(model, facts, scorer, budget, pictured)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,6 +54,8 @@ class Budget:
 
     sizes: Sizes
     pass_tokens: int
+    round_up: Callable[[int], int] = int
+    """The size that a forward of so many tokens is filled up to."""
 
     def predict(self, rows: Sequence[tuple[Prefix, Row]], layout: Layout, head_tokens: int) -> int:
         """Bytes for scoring rows, weights aside: stores of their prefixes, and the largest forward.
@@ -70,7 +72,7 @@ class Budget:
         if layout == "cloned":
             stored += sum(whole)  # a copy for each row
         forward = self.sizes.forward_bytes(
-            max(max(uncut), min(self.pass_tokens, computed)),
+            self.round_up(max(max(uncut), min(self.pass_tokens, computed))),
             min(self.sizes.pass_reads(), sum(len(row.reads) for _, row in rows)),
             max(whole),
         )

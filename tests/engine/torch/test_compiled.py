@@ -63,6 +63,7 @@ def test_compiled_layers_answer_alike(tiny: Callable[..., Path]) -> None:
     checkpoint = tiny("llama")
     backend = loaded(checkpoint, compile=True)
     assert backend.facts.layout == "packed", backend.facts.layout_reason
+    assert backend._budget.round_up is compiled.bucket
     backend.set_head(HEAD)
     asked = [group(2, 40, (3, 21, 1, 8), HEAD), group(3, 4, (5,), HEAD)]
     for answered, request in zip(probabilities(backend, *asked), asked, strict=True):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sakuradite.engine.backend import OutOfDeviceMemory
-from sakuradite.engine.torch import memory
+from sakuradite.engine.torch import compiled, memory
 from tests.engine.torch.prompts import group, loaded, probabilities, tokens
 
 CPU = torch.device("cpu")
@@ -41,6 +41,20 @@ def test_more_rows_and_longer_ones_need_more(tiny: Callable[..., Path]) -> None:
 
     assert backend.predicted_bytes([]) == 0
     assert needed(10, (5,)) < needed(10, (5, 5)) < needed(10, (5, 50)) < needed(1000, (5, 50))
+
+
+def test_filler_tokens_are_counted(tiny: Callable[..., Path]) -> None:
+    """A forward of 33 tokens that is filled up to 48 takes what one of 48 does."""
+    sizes = loaded(tiny("llama"))._budget.sizes
+    plain, filled = memory.Budget(sizes, 2048), memory.Budget(sizes, 2048, compiled.bucket)
+
+    def needed(budget: memory.Budget, tokens: int) -> int:
+        asked = group(2, 0, (tokens,))
+        return budget.predict([(asked.prefix, row) for row in asked.rows], "packed", 0)
+
+    assert compiled.bucket(33) == 48
+    assert needed(plain, 33) < needed(filled, 33)
+    assert sizes.forward_bytes(48, 1, 33) == needed(filled, 33)
 
 
 def test_a_batch_that_cannot_fit_is_not_begun(tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,7 @@ def two_routers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     running.stop()
 
 
+@pytest.mark.slow
 def test_a_replica_and_a_router_killed_cost_no_request(two_routers: Daemon, known: list[Case]) -> None:
     with loaded(two_routers, known) as world:
         routers = serving(world.root, "Replica:sakuradite:Router")
@@ -191,6 +192,7 @@ def test_a_signal_to_the_whole_process_group_ends_all_of_it_soon(
     assert eventually(lambda: not alive(own), 20)
 
 
+@pytest.mark.slow
 def test_the_load_sees_a_wrong_answer_and_the_scenarios_find_their_processes(daemon: Daemon, known: list[Case]) -> None:
     """Otherwise none of the tests here could fail."""
     spoilt = [replace(case, answers={**case.answers, "q0": {}}) for case in known]

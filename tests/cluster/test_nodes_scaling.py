@@ -54,6 +54,7 @@ def test_replicas_follow_the_load_between_their_bounds(daemon: Daemon, busy: Thr
     daemon.unload(model)
 
 
+@pytest.mark.slow
 def test_a_model_that_was_scaled_to_zero_is_started_by_a_request(daemon: Daemon, busy: ThreadPoolExecutor) -> None:
     """With `wait` the request is held and answered; with `reject` it hears 503 at once, and a replica is started."""
     scale = {"min": 0, "max": 1, "up_after": 1, "down_after": 1}

@@ -163,6 +163,7 @@ def test_the_terminal_is_silent_whatever_the_environment_says(tmp_path: Path) ->
     assert list(long.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_program_that_imported_ray_before_is_as_safe_as_any(tmp_path: Path) -> None:
     """Ray reads part of its environment when it is imported: authentication, and where to listen."""
     code, out, errors = run(IMPORTED, tmp_path)

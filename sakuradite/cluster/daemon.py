@@ -80,9 +80,7 @@ class _Daemon:
         self._owned = config.address is None
 
     async def run(self, restore: bool, announce: Callable[[ServerConfig], None]) -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._signalled)
+        self._take_signals(asyncio.get_running_loop())
         stopping = asyncio.ensure_future(self._stop.wait())
         starting = asyncio.ensure_future(self._start(restore))
         try:
@@ -98,6 +96,22 @@ class _Daemon:
             stopping.cancel()
             await asyncio.wait([starting])
             await self._take_down()
+
+    def _take_signals(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Count a signal once, also where the whole group gets it while a child of ours has not become its program yet.
+
+        Such a child shares the descriptor by which asyncio learns of signals, and would write its own into it: a first
+        Ctrl-C would be taken for a second. So that descriptor only wakes the loop, and the count is by process.
+        """
+        ours = os.getpid()
+
+        def note(*_: object) -> None:
+            if os.getpid() == ours:
+                loop.call_soon_threadsafe(self._signalled)
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, lambda: None)
+            signal.signal(number, note)
 
     def _signalled(self) -> None:
         if self._leaving:  # all is being killed already

@@ -192,6 +192,45 @@ def test_a_signal_to_the_whole_process_group_ends_all_of_it_soon(
     assert eventually(lambda: not alive(own), 20)
 
 
+FORKS = """
+import os, signal
+early = []  # registered before asyncio registers what closes its descriptor to the child
+os.register_at_fork(after_in_child=lambda: [os.kill(os.getpid(), number) for number in early])
+from pathlib import Path
+from sakuradite.cluster.daemon import serve
+from sakuradite.config import ServerConfig
+
+def say(line):
+    print(line, flush=True)
+    if line.startswith("Starting"):
+        early.append(signal.SIGINT)
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        early.clear()
+        assert os.waitpid(child, 0)[1] == 0
+
+serve(ServerConfig(home=Path({home!r}), port=0), say=say)
+"""
+
+
+@pytest.mark.slow
+def test_a_signal_to_a_child_that_is_not_its_program_yet_is_not_ours(tmp_path: Path) -> None:
+    """It has our descriptors until then: asyncio would hear of its signal, and take ours for the second."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", FORKS.format(home=str(tmp_path))],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("Starting")
+    assert "listens" in process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    out, errors = process.communicate(timeout=100)
+    assert process.returncode == 0, out + errors
+    assert out == "Stopping; once more to stop at once.\n"
+
+
 @pytest.mark.slow
 def test_the_load_sees_a_wrong_answer_and_the_scenarios_find_their_processes(daemon: Daemon, known: list[Case]) -> None:
     """Otherwise none of the tests here could fail."""

@@ -185,6 +185,10 @@ def _softmax(scores: Tensor, query: Tensor, keys: Tensor, softcap: float | None)
     A weight is exp(score - log-sum-exp), so any weight that is not tiny tells the log-sum-exp; the first key's mostly
     is not. Looking for the largest in all rows would take a tenth of attention's time.
     """
+    if scores.device.type != "cpu":  # there looking for tiny weights would wait for the device
+        log_sum = scores.logsumexp(-1)
+        torch._softmax(scores, -1, False, out=scores)
+        return log_sum
     score = scores[:, 0].clone()
     torch._softmax(scores, -1, False, out=scores)
     weight = scores[:, 0]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from sakuradite.engine.backend import Prefix, Row, RowScores
-from sakuradite.engine.torch.forward import Caller, Wanted, joined, read, to_device
+from sakuradite.engine.torch.forward import Caller, Reading, Wanted, scattered, to_device
 from sakuradite.engine.torch.padded import MAX_PADDING, Padded
 
 
@@ -83,10 +83,8 @@ class Cloned:
         return state
 
     def _branches(self, prefix: Prefix, rows: Sequence[Row]) -> list[RowScores | Exception]:
-        scores: dict[int, RowScores | Exception] = {}
-        for batch in self._batches(rows):
-            scores |= dict(zip(batch, self._forward(prefix, [rows[i] for i in batch]), strict=True))
-        return [scores[i] for i in range(len(rows))]
+        batches = list(self._batches(rows))
+        return scattered(batches, rows, [self._forward(prefix, [rows[i] for i in batch]) for batch in batches])
 
     def _batches(self, rows: Sequence[Row]) -> Iterator[list[int]]:
         batch: list[int] = []
@@ -100,7 +98,7 @@ class Cloned:
         if batch:
             yield batch
 
-    def _forward(self, prefix: Prefix, rows: Sequence[Row]) -> list[RowScores | Exception]:
+    def _forward(self, prefix: Prefix, rows: Sequence[Row]) -> Reading:
         state = copy.deepcopy(prefix.cache)
         if len(rows) > 1:
             state.reorder_cache(torch.zeros(len(rows), dtype=torch.long, device=self._device))
@@ -113,5 +111,4 @@ class Cloned:
         wanted: list[Wanted] = [
             (i * len(keep) + keep.index(r.offset), r.tokens) for i, row in enumerate(rows) for r in row.reads
         ]
-        found = iter(read(logits.flatten(0, 1), wanted))
-        return [joined([next(found) for _ in row.reads]) for row in rows]
+        return Reading(logits.flatten(0, 1), wanted)

@@ -8,9 +8,13 @@ to the last query and the last key. Tests hold the arguments against that meanin
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
+
+from sakuradite.engine.torch.forward import to_device
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,8 +66,7 @@ def own(
 ) -> None:
     """Causal attention of neighbouring stretches, each to itself, in one call. Shapes as in `attend`."""
     kv_heads, group, n, d = grouped.shape
-    ends = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-    ends = ends.to(keys.device, non_blocking=True)
+    ends = _ends(tuple(lengths), keys.device)
     query = grouped.reshape(kv_heads * group, n, d).transpose(0, 1)
     left = UNBOUNDED if shape.window is None else shape.window - 1
     longest = max(lengths)
@@ -72,6 +75,12 @@ def own(
     )
     out.copy_(found.view(n, kv_heads, group, d))
     lse.copy_(log_sum.view(kv_heads, group, n).permute(2, 0, 1))
+
+
+@lru_cache(maxsize=8)
+def _ends(lengths: tuple[int, ...], device: torch.device) -> Tensor:
+    """Where stretches of these lengths begin and end, int32 [stretches + 1]: sent to the device once for all layers."""
+    return to_device(list(accumulate(lengths, initial=0)), device, torch.int32)
 
 
 def _kernel(

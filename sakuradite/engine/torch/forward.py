@@ -38,35 +38,63 @@ class Caller:
         return self.model(input_ids=ids, **inputs).logits[:, keep]  # type: ignore[no-any-return]
 
 
-def to_device(values: Sequence[Any], device: torch.device) -> Tensor:
+def to_device(values: Sequence[Any], device: torch.device, dtype: torch.dtype = torch.long) -> Tensor:
     """Integers as a tensor on the device; to a GPU from pinned memory, without waiting."""
-    tensor = torch.tensor(values, dtype=torch.long)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+    tensor = torch.tensor(values, dtype=dtype)
+    return _pinned(tensor).to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
-def read(logits: Tensor, wanted: Sequence[Wanted]) -> list[np.ndarray[Any, np.dtype[np.float32]] | APIError]:
-    """Log-probabilities at the wanted positions of logits [positions, vocabulary]; an error where they are no numbers.
+def _pinned(tensor: Tensor) -> Tensor:
+    """A copy in memory that a GPU reads while the host goes on."""
+    return tensor.pin_memory()
 
-    log-softmax in float32 over the whole vocabulary, then the wanted entries: only those leave the device.
+
+def _wait(device: torch.device) -> None:
+    """Return when a GPU has done what it was set to do."""
+    torch.cuda.current_stream(device).synchronize()
+
+
+type Found = np.ndarray[Any, np.dtype[np.float32]] | APIError
+
+
+class Reading:
+    """Log-probabilities at the wanted positions of logits [positions, vocabulary]: set going now, fetched later.
+
+    log-softmax in float32 over the whole vocabulary, then the wanted entries: only those leave the device. Nothing
+    waits for the device before `fetch`, so further forwards can be set going meanwhile.
     """
-    if not wanted:
-        return []
-    width = max(len(tokens) for _, tokens in wanted)
-    position = to_device([p for p, _ in wanted], logits.device)
-    token = to_device([[*tokens, *tokens[:1] * (width - len(tokens))] for _, tokens in wanted], logits.device)
-    logits = logits.float()
-    scores = logits[position[:, None], token] - logits.logsumexp(-1)[position, None]
-    values: np.ndarray[Any, np.dtype[np.float32]] = scores.cpu().numpy()  # the one synchronisation of a forward
-    broken = np.isnan(values).any(axis=1)
-    return [
-        InferenceFailedError("the model's output for this question is not a number")
-        if broken[i]
-        else values[i, : len(tokens)]
-        for i, (_, tokens) in enumerate(wanted)
-    ]
+
+    def __init__(self, logits: Tensor, wanted: Sequence[Wanted]) -> None:
+        self._counts = [len(tokens) for _, tokens in wanted]
+        width = max(self._counts, default=0)
+        position = to_device([p for p, _ in wanted], logits.device)
+        token = to_device([[*tokens, *tokens[:1] * (width - len(tokens))] for _, tokens in wanted], logits.device)
+        logits = logits.float()
+        self._scores = logits[position[:, None], token] - logits.logsumexp(-1)[position, None] if wanted else None
+
+    @staticmethod
+    def fetch(readings: Sequence[Reading]) -> list[list[Found]]:
+        """Per reading one array per wanted position, or an error where they are no numbers. Waits once for all."""
+        scores = [reading._scores for reading in readings]
+        started = [None if s is None else s.to("cpu", non_blocking=s.device.type == "cuda") for s in scores]
+        for device in {s.device for s in scores if s is not None and s.device.type == "cuda"}:
+            _wait(device)
+        return [
+            [] if values is None else reading._told(values) for reading, values in zip(readings, started, strict=True)
+        ]
+
+    def _told(self, fetched: Tensor) -> list[Found]:
+        values: np.ndarray[Any, np.dtype[np.float32]] = fetched.numpy()
+        broken = np.isnan(values).any(axis=1)
+        return [
+            InferenceFailedError("the model's output for this question is not a number")
+            if broken[i]
+            else values[i, :count]
+            for i, count in enumerate(self._counts)
+        ]
 
 
-def joined(found: Iterable[np.ndarray[Any, np.dtype[np.float32]] | APIError]) -> RowScores | Exception:
+def joined(found: Iterable[Found]) -> RowScores | Exception:
     """A row's scores from those of its reads, or the first error among them."""
     scores: list[np.ndarray[Any, np.dtype[np.float32]]] = []
     for values in found:
@@ -74,6 +102,17 @@ def joined(found: Iterable[np.ndarray[Any, np.dtype[np.float32]] | APIError]) ->
             return values
         scores.append(values)
     return tuple(scores)
+
+
+def scattered(
+    batches: Sequence[Sequence[int]], rows: Sequence[Row], readings: Sequence[Reading]
+) -> list[RowScores | Exception]:
+    """The scores of all rows in their order, from one reading per batch of their indices."""
+    scores: dict[int, RowScores | Exception] = {}
+    for batch, values in zip(batches, Reading.fetch(readings), strict=True):
+        found = iter(values)
+        scores |= {i: joined([next(found) for _ in rows[i].reads]) for i in batch}
+    return [scores[i] for i in range(len(rows))]
 
 
 def fault(row: Row, prefix: Sequence[int], vocabulary: int, context: int) -> APIError | None:

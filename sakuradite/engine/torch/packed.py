@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 
 from sakuradite.engine.backend import Prefix, Row, RowScores
-from sakuradite.engine.torch.forward import Caller, Wanted, joined, read, to_device
+from sakuradite.engine.torch.forward import Caller, Reading, Wanted, joined, to_device
 from sakuradite.engine.torch.keyvalues import KeyValues
 from sakuradite.engine.torch.pieces import Pass, Piece, running
 from sakuradite.engine.torch.rotary import Regime, Rotary
@@ -71,9 +71,7 @@ class Packed:
             plan = Plan()
             for prefix, row in rows:
                 self._place(plan, prefix, row)
-            scores: dict[Piece, RowScores | Exception] = {}
-            for current in plan.passes:
-                scores |= self._run(current)
+            scores = self._scores(plan)
         except BaseException:
             for prefix in prefixes.values():  # half-filled stores must not be continued
                 self.release(prefix)
@@ -81,6 +79,15 @@ class Packed:
         for prefix in prefixes.values():
             self._keep_or_release(prefix)
         return [scores[piece] for piece in plan.pieces]
+
+    def _scores(self, plan: Plan) -> dict[Piece, RowScores | Exception]:
+        """What the pieces that are read answer. All forwards are set going before the device is waited for."""
+        readings = [self._run(current) for current in plan.passes]
+        scores: dict[Piece, RowScores | Exception] = {}
+        for current, values in zip(plan.passes, Reading.fetch(readings), strict=True):
+            found = iter(values)
+            scores |= {piece: joined([next(found) for _ in piece.reads]) for piece in current.pieces if piece.reads}
+        return scores
 
     def release(self, prefix: Prefix) -> None:
         """Free the stores of a prefix."""
@@ -154,8 +161,8 @@ class Packed:
             plan.passes.append(current)
         current.add(piece)
 
-    def _run(self, current: Pass) -> dict[Piece, RowScores | Exception]:
-        """One forward: fills the stores it writes to, returns the scores of the pieces that are read."""
+    def _run(self, current: Pass) -> Reading:
+        """One forward: fills the stores it writes to, reads the pieces that are read, in their order."""
         anchor = self._rotary.anchor(current.regime)
         if anchor is not None:
             current.add(Piece((FILLER,), anchor))
@@ -178,5 +185,4 @@ class Packed:
         for piece in pieces:
             if piece.writes and piece.store is not None:
                 piece.store.filled = piece.position + len(piece.tokens)
-        found = iter(read(logits, wanted))
-        return {piece: joined([next(found) for _ in piece.reads]) for piece in pieces if piece.reads}
+        return Reading(logits, wanted)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from sakuradite.engine.backend import Prefix, Row, RowScores
-from sakuradite.engine.torch.forward import Caller, Wanted, joined, read, to_device
+from sakuradite.engine.torch.forward import Caller, Reading, Wanted, scattered, to_device
 from sakuradite.engine.torch.rotary import Rotary
 
 MAX_PADDING = 1.25  # computed over real tokens
@@ -37,11 +37,8 @@ class Padded:
 
     def score(self, rows: Sequence[tuple[Prefix, Row]]) -> list[RowScores | Exception]:
         """Scores of valid rows, in their order."""
-        scores: dict[int, RowScores | Exception] = {}
-        for batch in self._batches(rows):
-            found = self._forward([rows[i] for i in batch])
-            scores |= dict(zip(batch, found, strict=True))
-        return [scores[i] for i in range(len(rows))]
+        batches = list(self._batches(rows))
+        return scattered(batches, [row for _, row in rows], [self._forward([rows[i] for i in b]) for b in batches])
 
     def _batches(self, rows: Sequence[tuple[Prefix, Row]]) -> Iterator[list[int]]:
         """Rows that run together, as indices: of one rotary regime, of about one length, within the bounds."""
@@ -68,7 +65,7 @@ class Padded:
         """What a forward of these rows gets besides tokens: nothing, for text."""
         return {}
 
-    def _forward(self, rows: Sequence[tuple[Prefix, Row]]) -> list[RowScores | Exception]:
+    def _forward(self, rows: Sequence[tuple[Prefix, Row]]) -> Reading:
         tokens = [(*prefix.tokens, *row.suffix) for prefix, row in rows]
         longest = max(map(len, tokens))
         ids = to_device([[*t, *[self._pad] * (longest - len(t))] for t in tokens], self._device)
@@ -85,5 +82,4 @@ class Padded:
             for i, (prefix, row) in enumerate(rows)
             for r in row.reads
         ]
-        found = iter(read(logits.flatten(0, 1), wanted))
-        return [joined([next(found) for _ in row.reads]) for _, row in rows]
+        return Reading(logits.flatten(0, 1), wanted)

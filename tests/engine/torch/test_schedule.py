@@ -1,0 +1,118 @@
+"""What a batch makes a GPU's host wait for: one wait, after all its forwards have been set going.
+
+The model and the packed layout run as they are on tensors that have a device and a shape and no values (torch's fake
+tensors), so nothing here needs a GPU, and whatever would read a value back on the way raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from sakuradite.engine.backend import Prefix, Read, Row
+from sakuradite.engine.torch import attention, cuda, forward, layers
+from sakuradite.engine.torch.forward import Caller, Reading
+from sakuradite.engine.torch.packed import Bounds, Packed
+from sakuradite.engine.torch.rotary import Rotary
+
+GPU = torch.device("cuda", 0)
+HEAD = (1, 2, 3)
+DENSE = ["llama", "mistral", "qwen3", "gemma2", "gemma3_text", "cohere2"]
+"""Experts are left out: choosing which rows go to which expert reads how many there are."""
+
+
+class Events(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """What a GPU's host does, in order: `sent`, `asked back` and `waited`."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen: list[str] = []
+        self.blocking: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        inputs = {a.device.type for a in args if isinstance(a, torch.Tensor)}
+        if isinstance(out, torch.Tensor) and len(inputs | {out.device.type}) > 1 and out.dim() > 0:
+            self.seen.append("sent" if out.device.type == "cuda" else "asked back")
+            if not (kwargs or {}).get("non_blocking"):
+                self.blocking.append((func, args))
+        return out
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> Iterator[Events]:
+    """Fakes for what fake tensors cannot do: memory that is pinned, a stream that is waited for, values."""
+    found = Events()
+    monkeypatch.setattr(forward, "_pinned", lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype))
+    monkeypatch.setattr(forward, "_wait", lambda device: found.seen.append("waited"))
+    monkeypatch.setattr(Reading, "_told", lambda self, values: list(values))
+    for cached in (attention._after, cuda._ends):
+        cached.cache_clear()
+    yield found
+    for cached in (attention._after, cuda._ends):
+        cached.cache_clear()
+
+
+def packed(checkpoint: Path, dtype: torch.dtype) -> Packed:
+    layers.register()
+    config = AutoConfig.from_pretrained(checkpoint)
+    config._attn_implementation = layers.IMPLEMENTATION
+    with GPU:
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    made = Packed(Caller(model), Rotary(config), GPU, Bounds(64, 8, 1 << 30, 1000))
+    made.set_head(HEAD)
+    return made
+
+
+def rows() -> list[tuple[Prefix, Row]]:
+    prefixes = [Prefix((*HEAD, *range(n))) for n in (50, 20)]
+    reads = (Read(2, (1, 2)), Read(4, (5,)))
+    return [(prefix, Row(tuple(range(5 + i)), reads)) for prefix in prefixes for i in range(6)]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("architecture", DENSE)
+def test_the_host_waits_once_for_all_forwards(
+    architecture: str, dtype: torch.dtype, events: Events, tiny: Callable[..., Path]
+) -> None:
+    checkpoint = tiny(architecture)
+    with FakeTensorMode():
+        layout = packed(checkpoint, dtype)
+        passes = 0
+        original = layout._caller.logits
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            nonlocal passes
+            passes += 1
+            return original(*args, **kwargs)
+
+        layout._caller.logits = counted  # type: ignore[method-assign]
+        with torch.inference_mode(), events:
+            scores = layout.score(rows())
+    assert len(scores) == 12
+    assert passes > 4
+    assert not events.blocking
+    back = [event for event in events.seen if event != "sent"]
+    assert back == ["asked back"] * (passes - 1) + ["waited"]  # the head's forward is not read
+    assert events.seen[-len(back) :] == back
+
+
+def test_what_is_sent_does_not_grow_with_the_layers(events: Events, tiny: Callable[..., Path]) -> None:
+    sent = []
+    for layer_count in (2, 6):
+        checkpoint = tiny("llama", config={"num_hidden_layers": layer_count})
+        with FakeTensorMode():
+            layout = packed(checkpoint, torch.bfloat16)
+            cuda._ends.cache_clear()
+            events.seen.clear()
+            with torch.inference_mode(), events:
+                layout.score(rows())
+        sent.append(events.seen.count("sent"))
+    assert sent[0] == sent[1] > 0

@@ -82,11 +82,11 @@ class Bench:
             found.append(Timing(time.perf_counter() - wall, time.process_time() - cpu))
         return Timing(min(t.wall for t in found), min(t.cpu for t in found))
 
-    def plain_time(self, rows: list[tuple[int, ...]]) -> Timing:
+    def plain_time(self, rows: list[tuple[int, ...]], everywhere: bool = False) -> Timing:
         """The plain loop over rows, in batches as they come."""
         if not self.whole and len(rows) > BATCH:
-            return self.plain.timed(rows[:BATCH]).times(len(rows) / BATCH)
-        return self.plain.timed(rows)
+            return self.plain.timed(rows[:BATCH], everywhere=everywhere).times(len(rows) / BATCH)
+        return self.plain.timed(rows, everywhere=everywhere)
 
     async def fan(self) -> None:
         """32 questions on one state."""
@@ -106,9 +106,13 @@ class Bench:
         work = limits.flops(config, self.backend.facts.parameters, prefix, suffixes, self.head)
         rate = self.plain.matmul_rate()
         plain = self.plain_time(workloads.full_rows(group))
+        unasked = self.plain_time(workloads.full_rows(group), everywhere=True)
         print(f"fan     {prefix} + 32 x {sum(suffixes) / 32:.0f} tokens: ours {ours}, plain {plain}")
         print(
             f"        questions per second {plain.over(ours)} the plain loop's; suffix token {per_token:.2f} x prefix's"
+        )
+        print(
+            f"        {unasked.over(ours)} one that takes the logits of all positions, as a forward gives them unasked"
         )
         print(
             f"        {work / 1e12:.2f} TFLOP at {rate / 1e9:.0f} GFLOP/s measured now: {work / rate:.2f} s; "

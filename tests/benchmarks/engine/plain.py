@@ -46,7 +46,7 @@ def timed(run: Callable[[], Any], repeat: int = 1) -> Timing:
 
 
 class PlainLoop:
-    """A Transformers model as it loads by itself. Logits only at the rows' ends, which is kinder than most loops."""
+    """A Transformers model as it loads by itself. Logits only at the rows' ends, which most loops do not ask for."""
 
     def __init__(self, checkpoint: Path, dtype: torch.dtype, device: torch.device) -> None:
         from transformers import AutoModelForCausalLM
@@ -56,8 +56,8 @@ class PlainLoop:
         self._device = device
 
     @torch.inference_mode()
-    def forward(self, rows: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Log-probabilities [rows, vocabulary] after each row, one padded batch."""
+    def forward(self, rows: Sequence[Sequence[int]], everywhere: bool = False) -> torch.Tensor:
+        """Log-probabilities [rows, vocabulary] after each row, one padded batch. `everywhere`: from logits at all."""
         longest = max(map(len, rows))
         ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=self._device)
         inputs: dict[str, Any] = {"input_ids": ids, "use_cache": False}
@@ -65,6 +65,10 @@ class PlainLoop:
             lengths = torch.tensor([len(row) for row in rows], device=self._device)
             inputs["attention_mask"] = (torch.arange(longest, device=self._device) < lengths[:, None]).long()
         ends = sorted({len(row) - 1 for row in rows})
+        if everywhere:
+            logits = self.model(**inputs).logits
+            picked = torch.stack([logits[i, len(row) - 1] for i, row in enumerate(rows)])
+            return picked.float().log_softmax(-1).cpu()
         logits = self.model(**inputs, logits_to_keep=torch.tensor(ends, device=self._device)).logits
         picked = torch.stack([logits[i, ends.index(len(row) - 1)] for i, row in enumerate(rows)])
         return picked.float().log_softmax(-1).cpu()
@@ -79,9 +83,9 @@ class PlainProcess:
     def __init__(self, checkpoint: Path, dtype: str, device: str) -> None:
         self._pool = ProcessPoolExecutor(1, get_context("spawn"), _start, (checkpoint, dtype, device))
 
-    def timed(self, rows: Sequence[Sequence[int]], repeat: int = 1, batch: int = BATCH) -> Timing:
+    def timed(self, rows: Sequence[Sequence[int]], repeat: int = 1, everywhere: bool = False) -> Timing:
         """The time of the loop over rows, in batches as they come."""
-        return self._pool.submit(_timed, rows, repeat, batch).result()
+        return self._pool.submit(_timed, rows, repeat, everywhere).result()
 
     def matmul_rate(self) -> float:
         """See `limits.matmul_rate`."""
@@ -104,8 +108,8 @@ def _start(checkpoint: Path, dtype: str, device: str) -> None:
     _loop = PlainLoop(checkpoint, getattr(torch, dtype), torch.device(device))
 
 
-def _timed(rows: Sequence[Sequence[int]], repeat: int, batch: int) -> Timing:
-    return timed(lambda: [_loop.forward(rows[i : i + batch]) for i in range(0, len(rows), batch)], repeat)
+def _timed(rows: Sequence[Sequence[int]], repeat: int, everywhere: bool) -> Timing:
+    return timed(lambda: [_loop.forward(rows[i : i + BATCH], everywhere) for i in range(0, len(rows), BATCH)], repeat)
 
 
 def _matmul_rate() -> float:

@@ -14,7 +14,7 @@ from sakuradite.engine.backend import ModelFacts
 from sakuradite.engine.torch import compiled, decoder, fused, layers, linear, loading, memory, probe
 from sakuradite.engine.torch.backend import LayoutScorer, TorchBackend
 from sakuradite.engine.torch.cloned import Cloned
-from sakuradite.engine.torch.device import pick_device, pick_dtype, set_threads
+from sakuradite.engine.torch.device import gains_by_bfloat16, pick_device, pick_dtype, set_threads
 from sakuradite.engine.torch.eligibility import Decision, decide
 from sakuradite.engine.torch.forward import Caller
 from sakuradite.engine.torch.images import Illustrated, set_attention
@@ -33,7 +33,8 @@ def assemble(config: ModelConfig, checkpoint: Path) -> TorchBackend:
         compiled.check(device)
     described = loading.read_config(checkpoint)
     loading.check_supported(described, device)
-    dtype = pick_dtype(config.dtype, loading.stored_dtype(described), device)
+    files = loading.weight_file_bytes(checkpoint)
+    dtype = pick_dtype(config.dtype, loading.stored_dtype(described), device, files)
     stored = loading.quantization(described)
     if device.type == "cpu":
         set_threads(config)
@@ -56,6 +57,11 @@ def assemble(config: ModelConfig, checkpoint: Path) -> TorchBackend:
         warnings += (
             f"the weights are stored as {stored}, which Transformers cannot compute with on {device}: it unpacked them "
             f"to {str(dtype).removeprefix('torch.')}, {memory.weight_bytes(model) / 2**30:.2f} GiB",
+        )
+    if config.dtype == "auto" and device.type == "cpu" and dtype == torch.bfloat16 and not gains_by_bfloat16():
+        warnings += (
+            "the weights stay in bfloat16, which this CPU computes more slowly than float32, because their "
+            f"{2 * files / 2**30:.1f} GiB in float32 did not fit in the memory that was free",
         )
     if config.compile and decision.layout == "packed":
         compiled.warm_up(scorer, device, pass_tokens(parts))

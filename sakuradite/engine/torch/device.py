@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import math
 import os
+import time
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from sakuradite.engine.torch.linear import product
+from sakuradite.engine.torch.memory import free_bytes
 from sakuradite.errors import ConfigurationError, InsufficientResourcesError
 
 if TYPE_CHECKING:
@@ -37,11 +41,11 @@ def pick_device(asked: str) -> torch.device:
     return torch.device(asked)
 
 
-def pick_dtype(asked: str, stored: str | None, device: torch.device) -> torch.dtype:
+def pick_dtype(asked: str, stored: str | None, device: torch.device, weights: int = 0) -> torch.dtype:
     """The dtype of the weights. "auto" is the checkpoint's own, except on a CPU where it would be slow.
 
-    On a CPU bfloat16 stays bfloat16 only with AVX512-BF16 or AMX instructions; there 32 questions on one state took 3.9
-    CPU seconds, and 6.1 in float32. Otherwise it is widened to float32, as float16 always is, which loses nothing.
+    On a CPU float16 is widened to float32, which loses nothing, and so is bfloat16 where `gains_by_bfloat16` says no,
+    unless the widened `weights`, given in bytes of the files, do not fit in the memory that is free.
     """
     import torch
 
@@ -50,18 +54,48 @@ def pick_dtype(asked: str, stored: str | None, device: torch.device) -> torch.dt
             raise ConfigurationError("bfloat16 needs macOS 14 on MPS; use float16 or float32", param="dtype")
         return getattr(torch, asked)  # type: ignore[no-any-return]
     name = stored if stored in DTYPES else "float32"
-    if device.type == "cpu" and (name == "float16" or (name == "bfloat16" and not cpu_has_bfloat16())):
+    if device.type == "cpu" and name == "bfloat16" and not gains_by_bfloat16() and widened_fits(weights):
+        name = "float32"
+    if device.type == "cpu" and name == "float16":
         name = "float32"
     if device.type == "mps" and name == "bfloat16" and not _mps_has_bfloat16():
         name = "float16"
     return getattr(torch, name)  # type: ignore[no-any-return]
 
 
-def cpu_has_bfloat16() -> bool:
-    """Whether this CPU multiplies bfloat16 by itself (AVX512-BF16 or AMX); without, it measures slower than float32."""
+def widened_fits(weights: int) -> bool:
+    """Whether 16-bit weights of so many bytes fit into this machine's free memory as float32, with a tenth to spare."""
     import torch
 
-    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+    return 2.2 * weights <= free_bytes(torch.device("cpu"))
+
+
+@lru_cache(maxsize=1)
+def gains_by_bfloat16() -> bool:
+    """Whether this CPU multiplies bfloat16 faster than float32.
+
+    With AMX it does, without instructions for it it does not. AVX512-BF16 alone does not tell: a core of an AMD Zen 5
+    reaches 500 GFLOP/s with it and 260 in float32, one of an Intel Emerald Rapids whose AMX is hidden 85 and 155. So
+    there both are timed once per process, in some 15 ms.
+    """
+    import torch
+
+    if torch.cpu._is_amx_tile_supported():
+        return True
+    return bool(torch.cpu._is_avx512_bf16_supported()) and _seconds(torch.bfloat16) < _seconds(torch.float32)
+
+
+def _seconds(dtype: torch.dtype) -> float:
+    """The least that a product of 256 rows took."""
+    import torch
+
+    rows, weight = torch.ones(256, 512, dtype=dtype), torch.ones(512, 512, dtype=dtype)
+    found = []
+    for _ in range(7):
+        start = time.perf_counter()
+        product(rows, weight)
+        found.append(time.perf_counter() - start)
+    return min(found)
 
 
 def _mps_has_bfloat16() -> bool:

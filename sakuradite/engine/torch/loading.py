@@ -101,6 +101,11 @@ def context_length(config: Any) -> int:
     return UNBOUNDED_CONTEXT
 
 
+def weight_file_bytes(checkpoint: Path) -> int:
+    """Bytes of the files that hold the weights."""
+    return sum(path.stat().st_size for path in checkpoint.glob("*.safetensors"))
+
+
 def load_model(checkpoint: Path, config: Any, device: torch.device, dtype: torch.dtype) -> Any:
     """The model in inference mode on its device.
 
@@ -112,7 +117,7 @@ def load_model(checkpoint: Path, config: Any, device: torch.device, dtype: torch
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
-    weights = sum(path.stat().st_size for path in checkpoint.glob("*.safetensors"))
+    weights = weight_file_bytes(checkpoint)
     if not weights:
         raise ModelLoadFailedError(f"{checkpoint} holds no *.safetensors file; other weight formats are not read")
     options: dict[str, Any] = {"dtype": dtype, "config": config}

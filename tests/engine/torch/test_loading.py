@@ -12,13 +12,14 @@ import pytest
 import torch
 
 from sakuradite.config import ModelConfig
-from sakuradite.engine.torch import device, linear, load, loading
+from sakuradite.engine.torch import assembly, device, linear, load, loading
 from sakuradite.errors import (
     ConfigurationError,
     InsufficientResourcesError,
     ModelLoadFailedError,
     UnsupportedModelError,
 )
+from tests.checkpoints import build
 
 CPU = torch.device("cpu")
 
@@ -67,8 +68,40 @@ def test_a_device_that_is_not_here(asked: str, monkeypatch: pytest.MonkeyPatch) 
 def test_dtypes_on_a_cpu(
     asked: str, stored: str | None, fast_bfloat16: bool, picked: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device, "cpu_has_bfloat16", lambda: fast_bfloat16)
+    monkeypatch.setattr(device, "gains_by_bfloat16", lambda: fast_bfloat16)
     assert device.pick_dtype(asked, stored, CPU) == picked
+
+
+def test_weights_too_large_for_float32_stay_in_bfloat16_and_say_so(
+    copied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build("llama", bfloat16 := copied.parent / "bfloat16", dtype="bfloat16")
+    monkeypatch.setattr(device, "gains_by_bfloat16", lambda: False)
+    monkeypatch.setattr(assembly, "gains_by_bfloat16", lambda: False)
+    roomy = load(ModelConfig(model="m"), bfloat16).facts
+    assert (roomy.dtype, roomy.warnings) == ("float32", ())
+    monkeypatch.setattr(device, "free_bytes", lambda where: 1000)
+    tight = load(ModelConfig(model="m"), bfloat16).facts
+    assert tight.dtype == "bfloat16"
+    assert "the weights stay in bfloat16, which this CPU computes more slowly" in tight.warnings[0]
+
+
+@pytest.mark.parametrize(("bfloat16", "float32", "gains"), [(0.001, 0.002, True), (0.002, 0.001, False)])
+def test_where_instructions_alone_do_not_tell_both_are_timed(
+    bfloat16: float, float32: float, gains: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    monkeypatch.setattr(device, "_seconds", {torch.bfloat16: bfloat16, torch.float32: float32}.__getitem__)
+    device.gains_by_bfloat16.cache_clear()
+    assert device.gains_by_bfloat16() is gains
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    device.gains_by_bfloat16.cache_clear()
+    assert not device.gains_by_bfloat16()
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    device.gains_by_bfloat16.cache_clear()
+    assert device.gains_by_bfloat16()
+    device.gains_by_bfloat16.cache_clear()
 
 
 def test_dtype_on_a_gpu_is_the_checkpoints_own() -> None:

@@ -159,15 +159,7 @@ def test_a_daemon_whose_ray_has_died_says_so_and_ends(program: str, daemons: Cal
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("number", "moment"),
-    [
-        (signal.SIGTERM, "listens"),
-        (signal.SIGINT, "listens"),
-        (signal.SIGTERM, "Starting"),
-        (signal.SIGINT, "Starting"),
-    ],
-)
+@pytest.mark.parametrize(("number", "moment"), [(signal.SIGTERM, "listens"), (signal.SIGINT, "Starting")])
 def test_a_signal_to_the_whole_process_group_ends_all_of_it_soon(
     number: signal.Signals, moment: str, tmp_path: Path
 ) -> None:

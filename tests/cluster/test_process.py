@@ -216,8 +216,16 @@ def started(moment: str, home: Path, temporary: Path) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-@pytest.mark.parametrize("moment", ["start", "request", "idle"])
+@pytest.mark.parametrize(
+    ("moment", "number"),
+    [
+        ("start", signal.SIGINT),
+        ("start", signal.SIGKILL),
+        ("request", signal.SIGINT),
+        ("request", signal.SIGTERM),
+        ("idle", signal.SIGKILL),
+    ],
+)
 def test_a_signal_leaves_nothing_behind(moment: str, number: signal.Signals, tmp_path: Path, temporary: Path) -> None:
     process = started(moment, tmp_path, temporary)
     own = descendants(process.pid)

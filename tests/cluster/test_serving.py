@@ -289,16 +289,3 @@ def test_a_killed_process_loses_nothing(deployment: str, daemon: Daemon) -> None
     assert shown["operation_id"] == done["id"]
     for model in ("fake-hard", "fake?load=8"):
         assert daemon.unload(model).status_code == 200
-
-
-@pytest.mark.slow
-def test_a_killed_controller_takes_nobody_with_it(daemon: Daemon) -> None:
-    daemon.load(model="fake-led")
-    running = replicas(daemon, "Replica:")
-    (controller,) = replicas(daemon, "Controller")
-    os.kill(controller, signal.SIGKILL)
-    assert daemon.load(model="fake-led-on")["status"] == "succeeded"
-    assert set(running) <= set(replicas(daemon, "Replica:"))
-    for model in ("fake-led", "fake-led-on"):
-        assert daemon.decide(model).status_code == 200
-        assert daemon.unload(model).status_code == 200

@@ -19,11 +19,9 @@ LABELS = tuple(range(28, 40))  # vocabulary entries compared; in SmolLM2 they ho
 
 
 def loaded(checkpoint: Path, dtype: str = "float32", **settings: Any) -> TorchBackend:
-    """A backend on one CPU thread: tiny tensors gain nothing from two."""
-    return assemble(
-        ModelConfig(model=checkpoint.name, device="cpu", dtype=dtype, num_cpus=1, **settings),
-        checkpoint,
-    )
+    """A backend on one CPU thread, unless told otherwise: tiny tensors gain nothing from two."""
+    settings = {"num_cpus": 1, **settings}
+    return assemble(ModelConfig(model=checkpoint.name, device="cpu", dtype=dtype, **settings), checkpoint)
 
 
 def tokens(seed: int, count: int, vocabulary: int = 256) -> tuple[int, ...]:

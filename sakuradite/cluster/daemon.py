@@ -106,12 +106,13 @@ class _Daemon:
         ours = os.getpid()
 
         def note(*_: object) -> None:
-            if os.getpid() == ours:
+            if os.getpid() == ours and not loop.is_closed():
                 loop.call_soon_threadsafe(self._signalled)
 
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, lambda: None)
             signal.signal(number, note)
+            signal.siginterrupt(number, False)  # as asyncio has it: Ray's own threads may be in a system call
 
     def _signalled(self) -> None:
         if self._leaving:  # all is being killed already

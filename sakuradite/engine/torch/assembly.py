@@ -33,9 +33,9 @@ def assemble(config: ModelConfig, checkpoint: Path) -> TorchBackend:
         compiled.check(device)
     described = loading.read_config(checkpoint)
     loading.check_supported(described, device)
-    files = loading.weight_file_bytes(checkpoint)
-    dtype = pick_dtype(config.dtype, loading.stored_dtype(described), device, files)
     stored = loading.quantization(described)
+    files = loading.weight_file_bytes(checkpoint) * (1 if stored is None else 4)  # of 16 bits; quantised to 4, at most
+    dtype = pick_dtype(config.dtype, loading.stored_dtype(described), device, files)
     if device.type == "cpu":
         set_threads(config)
         memory.keep_heap()
@@ -58,10 +58,11 @@ def assemble(config: ModelConfig, checkpoint: Path) -> TorchBackend:
             f"the weights are stored as {stored}, which Transformers cannot compute with on {device}: it unpacked them "
             f"to {str(dtype).removeprefix('torch.')}, {memory.weight_bytes(model) / 2**30:.2f} GiB",
         )
-    if config.dtype == "auto" and device.type == "cpu" and dtype == torch.bfloat16 and not gains_by_bfloat16():
+    slow = dtype == torch.bfloat16 and device.type == "cpu" and not gains_by_bfloat16()
+    if config.dtype == "auto" and slow and packed is None:
         warnings += (
             "the weights stay in bfloat16, which this CPU computes more slowly than float32, because their "
-            f"{2 * files / 2**30:.1f} GiB in float32 did not fit in the memory that was free",
+            f"{4 * parameters / 2**30:.1f} GiB in float32 did not fit in the memory that was free",
         )
     if config.compile and decision.layout == "packed":
         compiled.warm_up(scorer, device, pass_tokens(parts))

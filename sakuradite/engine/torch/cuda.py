@@ -77,7 +77,7 @@ def own(
     lse.copy_(log_sum.view(kv_heads, group, n).permute(2, 0, 1))
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=256)  # more than a forward has stretches of different lengths
 def _ends(lengths: tuple[int, ...], device: torch.device) -> Tensor:
     """Where stretches of these lengths begin and end, int32 [stretches + 1]: sent to the device once for all layers."""
     return to_device(list(accumulate(lengths, initial=0)), device, torch.int32)

@@ -8,6 +8,7 @@ and it answers a random input alike.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,8 @@ from sakuradite.engine.torch.pieces import Pass, Piece, current_pass, running
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+logger = logging.getLogger(__name__)
 
 CLASSES = frozenset({"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"})
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")
@@ -126,9 +129,18 @@ def restore(model: nn.Module) -> None:
                 layers[i] = layer.separate()
 
 
-@torch.inference_mode()
 def _fused(layer: Any, last: bool) -> FusedLayer | None:
-    """What can stand for a layer, or None."""
+    """What can stand for a layer, or None. A layer of a form that is not known yet keeps what it is."""
+    try:
+        return _compared(layer, last)
+    except Exception:
+        logger.warning("a decoder layer of %s cannot be fused", type(layer).__name__, exc_info=True)
+        return None
+
+
+@torch.inference_mode()
+def _compared(layer: Any, last: bool) -> FusedLayer | None:
+    """A fused layer, if it answers as the layer does."""
     if type(layer).__name__ not in CLASSES or not isinstance(layer.mlp, FusedMLP):
         return None
     attn = layer.self_attn

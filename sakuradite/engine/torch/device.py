@@ -76,26 +76,31 @@ def gains_by_bfloat16() -> bool:
 
     With AMX it does, without instructions for it it does not. AVX512-BF16 alone does not tell: a core of an AMD Zen 5
     reaches 500 GFLOP/s with it and 260 in float32, one of an Intel Emerald Rapids whose AMX is hidden 85 and 155. So
-    there both are timed once per process, in some 15 ms.
+    there both are timed once per process, on one thread, in some 15 ms.
     """
     import torch
 
     if torch.cpu._is_amx_tile_supported():
         return True
-    return bool(torch.cpu._is_avx512_bf16_supported()) and _seconds(torch.bfloat16) < _seconds(torch.float32)
+    if not torch.cpu._is_avx512_bf16_supported():
+        return False
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # of many, most of so short a product would be waiting for one another
+    try:
+        turns = [(_seconds(torch.bfloat16), _seconds(torch.float32)) for _ in range(7)]
+    finally:
+        torch.set_num_threads(threads)
+    return min(turn[0] for turn in turns) < min(turn[1] for turn in turns)
 
 
 def _seconds(dtype: torch.dtype) -> float:
-    """The least that a product of 256 rows took."""
+    """What a product of 256 rows takes."""
     import torch
 
     rows, weight = torch.ones(256, 512, dtype=dtype), torch.ones(512, 512, dtype=dtype)
-    found = []
-    for _ in range(7):
-        start = time.perf_counter()
-        product(rows, weight)
-        found.append(time.perf_counter() - start)
-    return min(found)
+    start = time.perf_counter()
+    product(rows, weight)
+    return time.perf_counter() - start
 
 
 def _mps_has_bfloat16() -> bool:

@@ -68,12 +68,20 @@ def _recurrent(config: Any, kinds: list[str], bfloat16: bool) -> Decision:
     return Decision("cloned", f"a validated hybrid layout with {names} layers")
 
 
+def declared_window(config: Any) -> int | None:
+    """The sliding window that a configuration sets, where its class knows one.
+
+    A config.json may name a window that the model's class has no use for; Transformers keeps it and ignores it.
+    """
+    return getattr(config, "sliding_window", None) if hasattr(type(config), "sliding_window") else None
+
+
 def layer_kinds(config: Any) -> set[str]:
     """The kinds of layers that a configuration describes; "recurrent" where only settings say so."""
     listed = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
     kinds = set(listed or ())
     if not kinds:
-        window = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+        window = declared_window(config) and getattr(config, "use_sliding_window", True)
         kinds = {"sliding_attention" if window else "full_attention"}
     recurrent = any(getattr(config, name, None) for name in RECURRENT_SETTINGS)
     if recurrent and not kinds - ATTENTION - STATELESS:

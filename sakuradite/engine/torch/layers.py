@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sakuradite.engine.torch import attention
+from sakuradite.engine.torch.eligibility import declared_window
 from sakuradite.engine.torch.keyvalues import KeyValues
 from sakuradite.engine.torch.pieces import Pass, Piece, current_pass
 
@@ -30,7 +31,7 @@ def register() -> None:
 def layer_window(module: Any, given: int | None) -> int | None:
     """The sliding window of an attention layer: by its kind in the configuration, else as it passes it on."""
     config = module.config
-    window: int | None = given if given is not None else getattr(config, "sliding_window", None)
+    window = given if given is not None else declared_window(config)
     kinds = getattr(config, "layer_types", None)
     if kinds is not None:
         return window if kinds[module.layer_idx] == "sliding_attention" else None

@@ -130,6 +130,16 @@ def test_a_refused_layout_gets_its_layers_back(
     assert difference(probabilities(backend, asked)[0], plain(checkpoint, "float32", asked)) < 1e-5
 
 
+def test_a_layer_that_cannot_be_compared_stays_as_it_is(tiny: Callable[..., Path], monkeypatch: Any) -> None:
+    def changed(layer: Any, last: bool) -> None:
+        raise TypeError("forward() got an unexpected keyword argument")
+
+    monkeypatch.setattr(decoder, "_compared", changed)
+    backend = loaded(tiny("llama"))
+    assert backend.facts.layout == "packed"
+    assert not any(isinstance(module, decoder.FusedLayer) for module in backend._model.modules())
+
+
 def test_a_fused_layer_needs_a_packed_forward(tiny: Callable[..., Path]) -> None:
     backend = loaded(tiny("llama"))
     with pytest.raises(RuntimeError, match="packed forward"):

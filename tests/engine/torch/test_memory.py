@@ -72,3 +72,14 @@ def test_a_batch_that_cannot_fit_is_not_begun(tiny: Callable[..., Path], monkeyp
 
 def test_free_memory_of_this_machine() -> None:
     assert 1 << 20 < memory.free_bytes(CPU) < 1 << 50
+
+
+def test_files_that_a_container_has_cached_count_as_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "CGROUP", tmp_path)
+    assert memory._container_rest() == 1 << 62
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.current").write_text("900\n")
+    (tmp_path / "memory.stat").write_text("anon 200\ninactive_file 500\nactive_file 150\n")
+    assert memory._container_rest() == 750
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory._container_rest() == 1 << 62

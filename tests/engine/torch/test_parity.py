@@ -51,6 +51,15 @@ def test_sliding_windows_shorter_and_longer_than_the_prefix(
         assert difference(answered, plain(checkpoint, "float32", request)) < 1e-5
 
 
+def test_a_window_that_the_models_class_does_not_know_is_none(tiny: Callable[..., Path]) -> None:
+    """config.json may name one all the same, as converted ones do; longer than the probe, it goes unnoticed there."""
+    checkpoint = tiny("llama", config={"sliding_window": 64})
+    backend = loaded(checkpoint)
+    assert backend.facts.layout_reason == "full attention in every layer"
+    request = group(2, 150, (3, 12))
+    assert difference(probabilities(backend, request)[0], plain(checkpoint, "float32", request)) < 1e-5
+
+
 @pytest.mark.parametrize("state", [LONGROPE_BOUNDARY - 30, LONGROPE_BOUNDARY - 4, LONGROPE_BOUNDARY + 10])
 def test_longrope_on_both_sides_of_its_boundary(state: int, tiny: Callable[..., Path]) -> None:
     """Questions that end before, at and beyond the boundary: each answers by the frequencies of its own length."""

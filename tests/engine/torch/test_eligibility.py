@@ -14,6 +14,13 @@ from sakuradite.engine.torch import attention
 from sakuradite.engine.torch.eligibility import decide
 from tests.engine.torch.prompts import difference, group, loaded, plain, probabilities
 
+
+class Config(SimpleNamespace):
+    """A configuration whose class knows sliding windows, as those of models that have them do."""
+
+    sliding_window: int | None = None
+
+
 LONGROPE = {"rope_type": "longrope", "original_max_position_embeddings": 4096}
 HYBRID = {"layer_types": ["linear_attention", "full_attention"], "linear_conv_kernel_dim": 4}
 CASES: list[tuple[str, dict[str, Any], torch.dtype, str, str]] = [
@@ -63,7 +70,7 @@ CASES: list[tuple[str, dict[str, Any], torch.dtype, str, str]] = [
 
 @pytest.mark.parametrize(("settings", "dtype", "layout", "because"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
 def test_decisions(settings: dict[str, Any], dtype: torch.dtype, layout: str, because: str) -> None:
-    config = SimpleNamespace(**({"model_type": "some", "max_position_embeddings": 8192} | settings))
+    config = Config(**({"model_type": "some", "max_position_embeddings": 8192} | settings))
     decision = decide(config, dtype, pluggable=True)
     assert decision.layout == layout, decision.reason
     assert because in decision.reason

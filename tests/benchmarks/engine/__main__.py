@@ -34,6 +34,7 @@ from sakuradite.engine.loading import load as load_model
 from sakuradite.engine.tokenizer import Tokenizer
 from sakuradite.engine.torch import SPIN_COUNT
 from sakuradite.engine.torch.backend import TorchBackend
+from sakuradite.engine.torch.memory import free_bytes
 from sakuradite.records import RequestRecord, RowAnswer
 from tests.benchmarks.engine import limits, workloads
 from tests.benchmarks.engine.plain import BATCH, PlainProcess, Timing, timed
@@ -106,14 +107,17 @@ class Bench:
         work = limits.flops(config, self.backend.facts.parameters, prefix, suffixes, self.head)
         rate = self.plain.matmul_rate()
         plain = self.plain_time(workloads.full_rows(group))
-        unasked = self.plain_time(workloads.full_rows(group), everywhere=True)
+        rows = workloads.full_rows(group)
+        logits = BATCH * max(map(len, rows)) * config.vocab_size * getattr(torch, self.dtype).itemsize
+        unasked = self.plain_time(rows, everywhere=True) if 2 * logits < free_bytes(self.device) else None
         print(f"fan     {prefix} + 32 x {sum(suffixes) / 32:.0f} tokens: ours {ours}, plain {plain}")
         print(
             f"        questions per second {plain.over(ours)} the plain loop's; suffix token {per_token:.2f} x prefix's"
         )
-        print(
-            f"        {unasked.over(ours)} one that takes the logits of all positions, as a forward gives them unasked"
-        )
+        if unasked is not None:
+            print(
+                f"        {unasked.over(ours)} one that takes the logits of all positions, as a forward gives unasked"
+            )
         print(
             f"        {work / 1e12:.2f} TFLOP at {rate / 1e9:.0f} GFLOP/s measured now: {work / rate:.2f} s; "
             f"ours is {ours.wall / (work / rate):.2f} x that"

@@ -52,5 +52,6 @@ def flops(config: Any, parameters: int, prefix: int, suffixes: Sequence[int], he
     parameters -= tied * embedded
     new = prefix - head
     pairs = new * (head + prefix) / 2 + sum(n * prefix + n * n / 2 for n in suffixes)
-    attention = 4 * pairs * config.num_attention_heads * config.head_dim * config.num_hidden_layers
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    attention = 4 * pairs * config.num_attention_heads * width * config.num_hidden_layers
     return float(2 * parameters * (new + sum(suffixes)) + attention + 2 * embedded * len(suffixes))

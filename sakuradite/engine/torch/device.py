@@ -54,9 +54,9 @@ def pick_dtype(asked: str, stored: str | None, device: torch.device, weights: in
             raise ConfigurationError("bfloat16 needs macOS 14 on MPS; use float16 or float32", param="dtype")
         return getattr(torch, asked)  # type: ignore[no-any-return]
     name = stored if stored in DTYPES else "float32"
-    if device.type == "cpu" and name == "bfloat16" and not gains_by_bfloat16() and widened_fits(weights):
-        name = "float32"
-    if device.type == "cpu" and name == "float16":
+    if device.type == "cpu" and (
+        name == "float16" or (name == "bfloat16" and not gains_by_bfloat16() and widened_fits(weights))
+    ):
         name = "float32"
     if device.type == "mps" and name == "bfloat16" and not _mps_has_bfloat16():
         name = "float16"

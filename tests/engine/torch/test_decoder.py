@@ -134,7 +134,7 @@ def test_a_layer_that_cannot_be_compared_stays_as_it_is(tiny: Callable[..., Path
     def changed(layer: Any, last: bool) -> None:
         raise TypeError("forward() got an unexpected keyword argument")
 
-    monkeypatch.setattr(decoder, "_compared", changed)
+    monkeypatch.setattr(decoder, "_fused", changed)
     backend = loaded(tiny("llama"))
     assert backend.facts.layout == "packed"
     assert not any(isinstance(module, decoder.FusedLayer) for module in backend._model.modules())

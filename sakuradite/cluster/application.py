@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from sakuradite.cluster.calls import MODEL_DEPLOYMENT
+from sakuradite.cluster.handles import MODEL_DEPLOYMENT
 from sakuradite.cluster.local import SERVE_ENVIRONMENT
 from sakuradite.cluster.resources import NODE_ID_LABEL, actor_options
 from sakuradite.cluster.scaling import model_scale, router_scale

@@ -13,12 +13,12 @@ import os
 import random
 from collections.abc import AsyncGenerator, Collection
 from contextlib import suppress
-from dataclasses import replace
-from hashlib import blake2b
 from typing import Any, Protocol
 
 from sakuradite.cluster.balance import TokenQueues, tokens_of
+from sakuradite.cluster.blame import Blamed
 from sakuradite.cluster.deaths import Place, node_lost
+from sakuradite.cluster.handles import MODEL_DEPLOYMENT, forget_classes, handle_of, running_replicas
 from sakuradite.errors import (
     APIError,
     InferenceFailedError,
@@ -51,12 +51,7 @@ MAX_DEATHS = 10
 """Then it is given up without blame: its deadline may be far, and it may kill before its turn is told."""
 SUSPECT_SECONDS = 0.5
 """Up to so long, at random, before each that goes alone: those of several routers must not meet at a new replica."""
-BLAMED_SECONDS = 300.0
-"""A request that killed so many is refused for this long: clients ask again after an error of the server."""
-MAX_BLAMED = 64
 SUSPECT_LOOKS = 40  # for a replica that is up; then the call itself waits for one, which also brings it about
-
-MODEL_DEPLOYMENT = "Model"
 
 
 class _Ticket:
@@ -161,7 +156,8 @@ class ModelCalls:
         self._cancelled: list[str] = []
         self._suspects: list[_Ticket] = []
         self._trial: asyncio.Task[None] | None = None
-        self._blamed: dict[bytes, float] = {}
+        self._verdicts: dict[asyncio.Task[None], _Ticket] = {}
+        self._blamed = Blamed()
         self._starting: asyncio.Task[None] | None = None
         self._queues = TokenQueues()
         self._numbers = itertools.count()
@@ -175,7 +171,7 @@ class ModelCalls:
         Raises the request's own failure, RequestTimeoutError, ReplicaUnavailableError, or InferenceFailedError for one
         that replicas die of.
         """
-        self._refuse_blamed(request)
+        self._blamed.refuse(request)
         if self._cold_start == "reject" and running_replicas(self._handle) == []:
             self._start_a_replica()
             raise ReplicaUnavailableError(
@@ -246,7 +242,7 @@ class ModelCalls:
 
     async def close(self) -> None:
         """Fail what is still waiting and end the calls."""
-        on_their_way = itertools.chain(self._waiting, self._suspects, *self._calls.values())
+        on_their_way = itertools.chain(self._waiting, self._suspects, self._verdicts.values(), *self._calls.values())
         self._fail(list(on_their_way), ReplicaUnavailableError("the model is being unloaded"))
         self._waiting, self._suspects = [], []
         if self._timer is not None:
@@ -255,9 +251,10 @@ class ModelCalls:
             self._starting.cancel()
         if self._trial is not None:
             self._trial.cancel()
-        for call in list(self._calls):
-            call.cancel()
-        await asyncio.gather(*self._calls, return_exceptions=True)
+        tasks = [*self._calls, *self._verdicts]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._handle.shutdown_async()
         forget_classes(self._handle.app_name)
 
@@ -326,10 +323,10 @@ class ModelCalls:
                 for key, outcomes in unpack_outcomes(data):
                     tickets[key].deliver(outcomes)
         except RayActorError:  # the replica died; scoring twice gives the same
-            if place is None or await self._node_lost(place):
+            if place is None:
                 self._again(batch)
             else:
-                self._blame(batch[0])
+                self._accuse(batch[0], place)
         except (RayServeException, RayError) as error:
             log.warning("a call to %s failed: %s", self._handle.app_name, type(error).__name__)
             self._fail(batch, ReplicaUnavailableError("the model cannot be reached", retry_after=RETRY_AFTER_SECONDS))
@@ -373,32 +370,34 @@ class ModelCalls:
                 ticket.join(running_replicas(self._handle) or [])
                 await asyncio.wait([self._start([ticket], ticket.size)])
 
-    async def _node_lost(self, place: Place) -> bool:
-        """Whether the replica at `place` went with its node. Where Ray cannot say, nobody is blamed."""
+    def _accuse(self, ticket: _Ticket, place: Place) -> None:
+        """Find out whether a request killed the replica that it was alone in, even if its caller goes away meanwhile.
+
+        Ray may take a minute to say so; the other suspects do not wait for it.
+        """
+        verdict = self._loop.create_task(self._judge(ticket, place))
+        self._verdicts[verdict] = ticket
+        verdict.add_done_callback(self._verdicts.pop)
+
+    async def _judge(self, ticket: _Ticket, place: Place) -> None:
         from ray.exceptions import RayError
 
         try:
-            return await node_lost(place)
+            lost = await node_lost(place)
         except RayError as error:
             log.warning("Ray does not say how %s ended: %s", place.actor, type(error).__name__)
-            return True
+            lost = True
+        if lost:
+            self._again([ticket])
+        else:
+            self._blame(ticket)
 
     def _blame(self, ticket: _Ticket) -> None:
-        self._blamed[_fingerprint(ticket.request)] = self._loop.time()
+        self._blamed.add(ticket.request)
         log.error("%s: a request killed a replica alone and is refused from now on", self._name)
         if not ticket.done:
             times = f"{ticket.attempts} replicas in turn died"
             ticket.fail(InferenceFailedError(f"{times} of this request; it is not tried again"))
-
-    def _refuse_blamed(self, request: RequestRecord) -> None:
-        now = self._loop.time()
-        for print_, since in list(self._blamed.items()):
-            if now - since > BLAMED_SECONDS or len(self._blamed) > MAX_BLAMED:
-                del self._blamed[print_]
-        if self._blamed and _fingerprint(request) in self._blamed:
-            raise InferenceFailedError(
-                f"replicas died of the same request within the last {BLAMED_SECONDS / 60:g} minutes"
-            )
 
     @staticmethod
     def _fail(batch: list[_Ticket], error: APIError) -> None:
@@ -436,48 +435,3 @@ class ModelCalls:
                     call.cancel()
             return
         self._handle.options(_by_reference=False).broadcast("cancel", keys)._ensure_scheduled()
-
-
-def _fingerprint(request: RequestRecord) -> bytes:
-    """The same for the same questions about the same state, whoever asks."""
-    body, images = pack_request(replace(request, id="", timeout=None, trace=""))
-    return blake2b(b"".join((body, *images)), digest_size=16).digest()
-
-
-def handle_of(deployment: str, application: str) -> Any:
-    """A Serve handle of its own that works in this event loop: Serve's own loop would be a thread and two hops away.
-
-    Made without `serve.get_deployment_handle`, which gives out one handle again and again, a closed one too.
-    """
-    from ray.serve.handle import DeploymentHandle
-
-    handle: Any = DeploymentHandle(deployment, application)
-    handle._init(_run_router_in_separate_loop=False)
-    return handle
-
-
-def forget_classes(application: str) -> None:
-    """Drop this process's copies of the class of a model's replicas: each deployment has one of its own, 35 KB, which
-    Ray would keep for ever. Whoever still calls the application needs it no more, or gets it again.
-
-    By private attributes of Ray's function manager; a test watches.
-    """
-    from ray._private.worker import global_worker
-
-    manager: Any = global_worker.function_actor_manager
-    name = f"ServeReplica:{application}:{MODEL_DEPLOYMENT}"
-    for key, loaded in list(manager._loaded_actor_classes.items()):
-        if loaded.__name__ == name:
-            del manager._loaded_actor_classes[key]
-            manager._function_execution_info.pop(key, None)
-            manager._num_task_executions.pop(key, None)
-
-
-def running_replicas(handle: Any) -> list[str] | None:
-    """The replicas that the handle may send to right now, None as long as it has not heard of any or none.
-
-    By private attributes of Serve's router; a test watches.
-    """
-    router = getattr(handle._router, "_asyncio_router", handle._router)
-    chooser = router.request_router
-    return None if chooser is None else [replica.unique_id for replica in chooser.curr_replicas]

@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 from sakuradite.cluster import deploy, local, tracing
 from sakuradite.cluster.administration import patiently
 from sakuradite.cluster.application import CATALOG_DEPLOYMENT, ROUTER_DEPLOYMENT, SERVER, server_application
-from sakuradite.cluster.calls import handle_of
+from sakuradite.cluster.handles import handle_of
 from sakuradite.cluster.journal import Journal
 from sakuradite.config import ServerConfig, home_directory
 from sakuradite.errors import ConfigurationError

@@ -23,7 +23,7 @@ from pydantic import BaseModel
 from pydantic import ValidationError as PydanticValidationError
 
 from sakuradite.cluster import application
-from sakuradite.cluster.calls import MODEL_DEPLOYMENT
+from sakuradite.cluster.handles import MODEL_DEPLOYMENT
 from sakuradite.config import ENVIRONMENT
 
 MAX_VALUES = 100_000

@@ -11,7 +11,8 @@ from typing import Any, Literal
 from pydantic import ValidationError as PydanticValidationError
 
 from sakuradite.cluster import deploy
-from sakuradite.cluster.calls import MODEL_DEPLOYMENT, ModelCalls
+from sakuradite.cluster.calls import ModelCalls
+from sakuradite.cluster.handles import MODEL_DEPLOYMENT
 from sakuradite.config import ModelConfig
 from sakuradite.operations import ModelCapabilities, OperationError
 

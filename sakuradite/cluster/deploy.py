@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -97,7 +97,7 @@ def status() -> dict[str, ApplicationStatusOverview]:
 
 
 async def wait_until_ready(name: str, calls: ModelCalls, replicas: int = 1) -> ModelCapabilities:
-    """The model's capabilities once so many replicas have answered their probe.
+    """The model's capabilities once so many replicas have answered their probe, `together` where there are several.
 
     Raises the model's own failure, or ModelLoadFailedError when the replica itself could not be started.
     """
@@ -109,13 +109,23 @@ async def wait_until_ready(name: str, calls: ModelCalls, replicas: int = 1) -> M
             if description["failure"] is not None:
                 raise error_from_record(description["failure"])
         if len(descriptions) >= replicas:
-            capabilities: ModelCapabilities = descriptions[0]["capabilities"]
-            return capabilities
+            return together([description["capabilities"] for description in descriptions])
         await asyncio.sleep(STATUS_SECONDS)
         if (problem := await in_thread(lambda: failure(name))) is not None:
             raise ModelLoadFailedError(problem)
         with suppress(RayError):  # one may have died; Serve starts another, or says that it gives up
             descriptions = await calls.describe_all()
+
+
+def together(replicas: Sequence[ModelCapabilities]) -> ModelCapabilities:
+    """What the first replica says of itself, with the warnings of all, and one where their answers will differ."""
+    warnings = [warning for replica in replicas for warning in replica.warnings]
+    differing = [
+        f"the replicas differ in {name}: {', '.join(sorted(found))}"
+        for name in ("dtype", "device", "prefix_reuse")
+        if len(found := {getattr(replica, name) for replica in replicas}) > 1
+    ]
+    return replicas[0].model_copy(update={"warnings": tuple(dict.fromkeys([*warnings, *differing]))})
 
 
 async def first_answer[T](name: str, question: Coroutine[Any, Any, T]) -> T:

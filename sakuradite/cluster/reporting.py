@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import Any
 
-from sakuradite.cluster.calls import handle_of
+from sakuradite.cluster.handles import handle_of
 from sakuradite.operations import Progress
 
 log = logging.getLogger(__name__)

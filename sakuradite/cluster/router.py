@@ -14,9 +14,9 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 from sakuradite.cluster.administration import RemoteAdministration
-from sakuradite.cluster.calls import handle_of
 from sakuradite.cluster.gateway import ServeGateway
 from sakuradite.cluster.gathering import gather, text
+from sakuradite.cluster.handles import handle_of
 from sakuradite.cluster.observers import RouterObserver
 from sakuradite.cluster.seeing import Seeing
 from sakuradite.config import ServerConfig, log_settings

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from sakuradite.cluster import calls as calls_module
-from sakuradite.cluster.calls import ModelCalls, running_replicas
+from sakuradite.cluster.calls import ModelCalls
 from sakuradite.cluster.deaths import Place, node_lost
 from sakuradite.cluster.embedded import EmbeddedModel
+from sakuradite.cluster.handles import running_replicas
 from sakuradite.config import ModelConfig
 from sakuradite.engine.engine import Engine
 from sakuradite.errors import (

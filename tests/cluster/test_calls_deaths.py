@@ -196,3 +196,50 @@ async def test_a_suspect_that_nobody_waits_for_gives_up_its_place_and_the_next_o
     replicas.turn.set()
     assert await stays == ANSWER
     await calls.close()
+
+
+async def test_a_request_that_killed_is_blamed_though_nobody_waits_and_the_next_one_is_tried_at_once(
+    replicas: Replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray takes its time to say whether the node was lost."""
+    word, asked = asyncio.Event(), asyncio.Event()
+
+    async def node_lost(_: Place) -> bool:
+        asked.set()
+        await word.wait()
+        return False
+
+    monkeypatch.setattr(calls_module, "node_lost", node_lost)
+    replicas.others = 4  # each goes in a call of its own
+    calls = ModelCalls("played", 60)
+    gone, stays = ask(calls, "POISON"), ask(calls, "stays")
+    await asked.wait()
+    assert await stays == ANSWER
+    gone.cancel()
+    await asyncio.wait([gone])
+    word.set()
+    await asyncio.sleep(0.01)
+    sent = len(replicas.calls)
+    with pytest.raises(InferenceFailedError, match="the same request"):
+        await ask(calls, "POISON")
+    assert len(replicas.calls) == sent
+    await calls.close()
+
+
+async def test_closing_fails_a_request_of_which_ray_has_not_told_yet(
+    replicas: Replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = asyncio.Event()
+
+    async def node_lost(_: Place) -> bool:
+        asked.set()
+        await asyncio.Event().wait()
+        return False
+
+    monkeypatch.setattr(calls_module, "node_lost", node_lost)
+    calls = ModelCalls("played", 60)
+    waiting = ask(calls, "POISON")
+    await asked.wait()
+    await calls.close()
+    with pytest.raises(ReplicaUnavailableError, match="being unloaded"):
+        await waiting

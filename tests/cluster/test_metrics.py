@@ -155,6 +155,7 @@ def look(daemon: Daemon, checkpoint: Path, collector: Collector, home: Path, tem
         input_tokens += answer.json()["usage"]["input_tokens"]
         saved.append(scrape(daemon).sum("prefix_saved_tokens_total") - earlier.sum("prefix_saved_tokens_total"))
     lose(daemon)
+    assert eventually(lambda: at_rest(scrape(daemon)), 20)
     after = scrape(daemon)
     answered = after.sum("request_seconds_count")
     assert eventually(lambda: (page := ray_page(daemon)).sum("request_seconds_count") == answered and at_rest(page), 20)
@@ -167,7 +168,9 @@ def look(daemon: Daemon, checkpoint: Path, collector: Collector, home: Path, tem
 
 
 def at_rest(page: Page) -> bool:
-    return page.sum("replica_ready") == 2 and page.sum("queue_requests") == page.sum("requests_in_flight") == 0
+    """Both replicas up and nothing on its way; the call to a replica ends just after the answers that it brought."""
+    on_the_way = ("queue_requests", "requests_in_flight", "calls_in_flight")
+    return page.sum("replica_ready") == 2 and all(page.sum(name) == 0 for name in on_the_way)
 
 
 def refuse(daemon: Daemon) -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from sakuradite.cluster.balance import TokenQueues, tokens_of
-from sakuradite.cluster.calls import ModelCalls, _Ticket, running_replicas
+from sakuradite.cluster.calls import ModelCalls, _Ticket
 from sakuradite.cluster.embedded import EmbeddedModel
+from sakuradite.cluster.handles import running_replicas
 from sakuradite.config import ModelConfig
 from sakuradite.errors import ReplicaUnavailableError
 from sakuradite.records import RequestRecord, RowAnswer, pack_request

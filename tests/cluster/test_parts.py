@@ -40,6 +40,22 @@ CAPABILITIES = ModelCapabilities(
 )  # fmt: skip
 
 
+def test_replicas_tell_all_warnings_and_where_they_differ() -> None:
+    low = CAPABILITIES.model_copy(update={"warnings": ("low label mass", "alone on CUDA")})
+    wide = low.model_copy(update={"dtype": "float32", "warnings": ("low label mass", "little memory")})
+    assert deploy.together([low, low]) == low
+    assert deploy.together([low, wide]) == low.model_copy(
+        update={
+            "warnings": (
+                "low label mass",
+                "alone on CUDA",
+                "little memory",
+                "the replicas differ in dtype: bfloat16, float32",
+            )
+        }
+    )
+
+
 def config(**fields: object) -> ModelConfig:
     return ModelConfig.model_validate({"model": "m", **fields})
 

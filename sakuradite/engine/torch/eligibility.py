@@ -76,10 +76,17 @@ def declared_window(config: Any) -> int | None:
     return getattr(config, "sliding_window", None) if hasattr(type(config), "sliding_window") else None
 
 
+def declared_kinds(config: Any) -> list[str] | None:
+    """The kind of each layer that a configuration lists, where its class knows such a list, as for a window."""
+    for name in ("layer_types", "layers_block_type"):
+        if hasattr(type(config), name) and (listed := getattr(config, name)):
+            return list(listed)
+    return None
+
+
 def layer_kinds(config: Any) -> set[str]:
     """The kinds of layers that a configuration describes; "recurrent" where only settings say so."""
-    listed = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
-    kinds = set(listed or ())
+    kinds = set(declared_kinds(config) or ())
     if not kinds:
         window = declared_window(config) and getattr(config, "use_sliding_window", True)
         kinds = {"sliding_attention" if window else "full_attention"}

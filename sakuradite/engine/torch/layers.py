@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sakuradite.engine.torch import attention
-from sakuradite.engine.torch.eligibility import declared_window
+from sakuradite.engine.torch.eligibility import declared_kinds, declared_window
 from sakuradite.engine.torch.keyvalues import KeyValues
 from sakuradite.engine.torch.pieces import Pass, Piece, current_pass
 
@@ -32,7 +32,7 @@ def layer_window(module: Any, given: int | None) -> int | None:
     """The sliding window of an attention layer: by its kind in the configuration, else as it passes it on."""
     config = module.config
     window = given if given is not None else declared_window(config)
-    kinds = getattr(config, "layer_types", None)
+    kinds = declared_kinds(config)
     if kinds is not None:
         return window if kinds[module.layer_idx] == "sliding_attention" else None
     return window if getattr(config, "use_sliding_window", True) else None

@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from sakuradite.cluster.balance import TokenQueues
-from sakuradite.cluster.calls import ModelCalls, running_replicas
+from sakuradite.cluster.calls import ModelCalls
 from sakuradite.cluster.embedded import EmbeddedModel
+from sakuradite.cluster.handles import running_replicas
 from sakuradite.config import ModelConfig
 from sakuradite.records import Candidate, QuestionRecord, RequestRecord
 

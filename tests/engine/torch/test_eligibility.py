@@ -16,9 +16,10 @@ from tests.engine.torch.prompts import difference, group, loaded, plain, probabi
 
 
 class Config(SimpleNamespace):
-    """A configuration whose class knows sliding windows, as those of models that have them do."""
+    """A configuration whose class knows sliding windows and kinds of layers, as those of models that have them do."""
 
     sliding_window: int | None = None
+    layer_types: list[str] | None = None
 
 
 LONGROPE = {"rope_type": "longrope", "original_max_position_embeddings": 4096}

@@ -86,7 +86,9 @@ def test_weights_too_large_for_float32_stay_in_bfloat16_and_say_so(
     assert "the weights stay in bfloat16, which this CPU computes more slowly" in tight.warnings[0]
 
 
-@pytest.mark.parametrize(("bfloat16", "float32", "gains"), [(0.001, 0.002, True), (0.002, 0.001, False)])
+@pytest.mark.parametrize(
+    ("bfloat16", "float32", "gains"), [(0.001, 0.002, True), (0.0017, 0.002, False), (0.002, 0.001, False)]
+)
 def test_where_instructions_alone_do_not_tell_both_are_timed(
     bfloat16: float, float32: float, gains: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,11 +52,21 @@ def test_sliding_windows_shorter_and_longer_than_the_prefix(
         assert difference(answered, plain(checkpoint, "float32", request)) < 1e-5
 
 
-def test_a_window_that_the_models_class_does_not_know_is_none(tiny: Callable[..., Path]) -> None:
-    """config.json may name one all the same, as converted ones do; longer than the probe, it goes unnoticed there."""
-    checkpoint = tiny("llama", config={"sliding_window": 64})
+@pytest.mark.parametrize(
+    ("architecture", "stray", "reason"),
+    [
+        ("llama", {"sliding_window": 64}, "full attention in every layer"),
+        ("llama", {"layer_types": ["mamba", "sliding_attention"]}, "full attention in every layer"),
+        ("mixtral", {"sliding_window": 64, "layer_types": ["full_attention"] * 2}, "sliding-window and full attention"),
+    ],
+)
+def test_what_the_models_class_does_not_know_is_ignored(
+    architecture: str, stray: dict[str, Any], reason: str, tiny: Callable[..., Path]
+) -> None:
+    """config.json may say it all the same, as converted ones do; longer than the probe, it goes unnoticed there."""
+    checkpoint = tiny(architecture, config=stray)
     backend = loaded(checkpoint)
-    assert backend.facts.layout_reason == "full attention in every layer"
+    assert backend.facts.layout_reason == reason
     request = group(2, 150, (3, 12))
     assert difference(probabilities(backend, request)[0], plain(checkpoint, "float32", request)) < 1e-5
 

@@ -12,7 +12,7 @@ README = PAGES[0].read_text(encoding="utf-8")
 
 def test_the_first_two_shell_blocks_set_up_and_run_the_main_job_and_the_tests() -> None:
     first, second, *_ = re.findall(r"^```sh\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
-    for block, last in ((first, ".venv/bin/sakuradite demo"), (second, ".venv/bin/python -m pytest")):
+    for block, last in ((first, ".venv/bin/sakuradite demo"), (second, ".venv/bin/python -m pytest -n 2")):
         lines = block.splitlines()
         assert lines[0] == "python3 -m venv .venv"
         assert lines[1].startswith(".venv/bin/pip install -c constraints.txt -e ")

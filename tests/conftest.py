@@ -16,7 +16,7 @@ IN_ONE_PROCESS = (TESTS / "engine", TESTS / "benchmarks" / "quality")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Two workers (`-n 2`) share the suite so that the engine's tests, which are arithmetic in one process, run beside all
+    """Two workers (`-n 2`) share the suite so that the engine's tests, arithmetic in one process, run beside all
     others, which start Ray and daemons and look at the machine's processes and ports: those stay in one worker."""
     for item in items:
         alone = any(item.path.is_relative_to(folder) for folder in IN_ONE_PROCESS)

@@ -62,10 +62,8 @@ def layout(
 def check_columns(
     columns: Mapping[str, Any] | None, questions: Mapping[str, Noul | Choice | Score], keep: list[str] | None
 ) -> None:
-    """Refuse a kept column of a flat output that is not there, or that has the name of an answer's."""
+    """Refuse a column of a flat output that has the name of an answer's. Raises ConfigurationError."""
     if columns is not None:
-        if columns and (missing := [name for name in keep or () if name not in columns]):
-            raise ConfigurationError(f"no row has a column {missing[0]!r} to keep; there are {', '.join(columns)}")
         check_free(columns if keep is None else keep, answer_columns(questions))
 
 
@@ -129,10 +127,23 @@ def _check_rows(source: Source, column: str) -> None:
 
 
 def check_kept(source: Source, keep: list[str] | None) -> None:
-    """Refuse to keep a column that is not there; of .jsonl each row has its own."""
-    names = source.header()
-    if names is not None and (missing := [name for name in keep or () if name not in names]):
-        raise ConfigurationError(f"{source.path}: no column {missing[0]!r} to keep; it has {', '.join(names)}")
+    """Refuse to keep a column that is not there. A .jsonl is read until each has been seen, or to its end.
+
+    Raises ConfigurationError with the columns that there are; none where no row of a .jsonl can be read.
+    """
+    if (names := source.header()) is not None:
+        if missing := [name for name in keep or () if name not in names]:
+            raise ConfigurationError(f"{source.path}: no column {missing[0]!r} to keep; it has {', '.join(names)}")
+        return
+    missing, seen, rows = list(keep or ()), dict[str, None](), source.rows()
+    while missing and (row := next(rows, None)) is not None:
+        if isinstance(value := _value(row), dict):
+            seen |= dict.fromkeys(value)
+            missing = [name for name in missing if name not in value]
+    if missing and seen:
+        raise ConfigurationError(
+            f"{source.path}: no row has a column {missing[0]!r} to keep; there are {', '.join(filter(is_text, seen))}"
+        )
 
 
 def _value(row: Row) -> Any:

@@ -410,11 +410,12 @@ def test_what_is_refused_before_anything_is_done(
     assert not (tmp_path / f"{target}.batch").exists() or not list((tmp_path / f"{target}.batch").glob("manifest*"))
 
 
-@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+@pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
 def test_a_column_to_keep_that_no_row_has_is_refused_before_the_work(suffix: str, tmp_path: Path) -> None:
     source = write_lines(tmp_path / "in.jsonl", {"state": "a"}, {"state": "b", "late": 1})
     with pytest.raises(ConfigurationError, match="no row has a column 'lote' to keep; there are state, late"):
         run_fake(source, tmp_path / f"out.{suffix}", keep=["late", "lote"])
+    assert not (tmp_path / f"out.{suffix}.batch").exists()
     assert run_fake(source, tmp_path / f"out.{suffix}", keep=["late"]).rows == 2
 
 
